@@ -1,0 +1,35 @@
+"""The shape key of a round: what a captured graph is made for and looked up by.
+
+Shapes include slot geometry, not only token counts: two rounds with equal rows but another draft
+width are different graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphKey:
+    """Identity of one round shape.
+
+    Args:
+        batch_bucket: requests, rounded up to a bucket.
+        num_speculative_tokens: gamma of the round, 0 for target-only decoding.
+        draft_width: slots in one draft forward.
+        verify_width: gamma + 1.
+        layout: `dense` when all requests verify the same width, else `ragged`.
+    """
+
+    batch_bucket: int
+    num_speculative_tokens: int
+    draft_width: int
+    verify_width: int
+    layout: Literal["dense", "ragged"]
+
+
+def batch_bucket(num_requests: int, buckets: Sequence[int]) -> int:
+    """Return the smallest bucket that holds `num_requests`, or the number itself beyond the last."""
+    return next((bucket for bucket in sorted(buckets) if bucket >= num_requests), num_requests)

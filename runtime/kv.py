@@ -1,0 +1,65 @@
+"""The paged KV pool: one pair of tensors per layer, addressed by block id.
+
+Layout per layer: k, v [num_blocks, num_kv_heads, kv_block_size, head_dim]. Target layers come first,
+the draft's layers after them; all share one block table per request. Memory is zeroed so that unread
+slots are finite (0 * NaN would poison masked attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVLayerSpec:
+    """Heads and head size of one layer's cache."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    def block_bytes(self, kv_block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block, keys and values together."""
+        return 2 * self.num_kv_heads * kv_block_size * self.head_dim * dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVLayer:
+    """One layer's cache, k and v [num_blocks, num_kv_heads, kv_block_size, head_dim]."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class KVPool:
+    """Owns the cache memory of target and draft layers."""
+
+    def __init__(
+        self,
+        layers: Sequence[KVLayerSpec],
+        *,
+        num_blocks: int,
+        kv_block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate and zero `num_blocks` blocks for every layer."""
+        self.num_blocks = num_blocks
+        self.kv_block_size = kv_block_size
+        self.layers: tuple[KVLayer, ...] = tuple(
+            KVLayer(
+                k=torch.zeros(
+                    (num_blocks, spec.num_kv_heads, kv_block_size, spec.head_dim),
+                    dtype=dtype,
+                    device=device,
+                ),
+                v=torch.zeros(
+                    (num_blocks, spec.num_kv_heads, kv_block_size, spec.head_dim),
+                    dtype=dtype,
+                    device=device,
+                ),
+            )
+            for spec in layers
+        )

@@ -1,0 +1,1 @@
+"""Layers shared by target families and drafts."""

@@ -1,0 +1,159 @@
+"""Values and the protocol of speculation: what a proposer sees, proposes and is told afterwards.
+
+Legend: B requests, G num_speculative_tokens, N rows, A*H concatenated aux hidden states.
+Every id tensor names its vocabulary; proposers hand over *target* ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from runtime.batch import PreparedBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How a request's tokens are chosen; temperature 0 is greedy.
+
+    Args:
+        top_k: 0 keeps all.
+        seed: always set (drawn at admission when the client gave none).
+        logit_bias: target id -> added to the logit before temperature.
+        min_tokens: end ids are masked until this many tokens are out.
+        end_ids_target: ids that end the request (masked while below `min_tokens`); empty under
+            ignore_eos.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    choice_index: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_ids_target: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the token is the argmax of the processed logits."""
+        return self.temperature == 0.0
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the token is the argmax of the raw logits: no logit is changed before it."""
+        return (
+            self.is_greedy
+            and self.presence_penalty == 0.0
+            and self.frequency_penalty == 0.0
+            and self.repetition_penalty == 1.0
+            and not self.logit_bias
+            and self.min_tokens == 0
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestView:
+    """A running request as speculation sees it; the newest token's KV is not computed yet.
+
+    Args:
+        request_id: for messages only, never an input of arithmetic.
+        slot: row of per-request device state, in [0, max_num_requests).
+        ids_target: prompt and committed tokens, newest last (length L + 1 when L are computed).
+        num_prompt_tokens: how many of them are the prompt.
+        block_table: KV blocks, enough for positions 0..L + num_drafts.
+        num_drafts: how many drafts are wanted this round, 0..G.
+    """
+
+    request_id: str
+    slot: int
+    ids_target: Sequence[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    block_table: Sequence[int]
+    num_drafts: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """Drafts of one round.
+
+    Args:
+        ids_target_BG: int64 [B, G] on the runtime's device; entries at or beyond a request's
+            `num_drafts` are 0 and not drafts.
+        num_drafts: per request, 0..G; never more than the view asked for.
+    """
+
+    ids_target_BG: torch.Tensor
+    num_drafts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundResult:
+    """Outcome of one verify, per request, before any stop or length cut.
+
+    Args:
+        committed: target ids that the round commits: accepted drafts then the bonus token.
+        num_drafts: drafts verified.
+        num_accepted_drafts: len(committed) - 1.
+    """
+
+    committed: tuple[tuple[int, ...], ...]
+    num_drafts: tuple[int, ...]
+    num_accepted_drafts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """Target states that became final: prefill rows and the accepted rows of a verify.
+
+    Args:
+        batch: rows in request order; for row i at position p the ids are the token at p.
+        next_ids_target_N: int64, the known token at p + 1 (next prompt token or committed token).
+        aux_hidden_N: [N, A*H_t], the target's captured states at p, ascending layer order;
+            None when the proposer asked for none.
+        views: one per row of `batch.block_tables_BT`, as they stand after the commit.
+        last_row: per view: index of its last row if that row is the newest computed position of the
+            request, so that the next round starts from it; else -1 (a chunk that is not the last).
+    """
+
+    batch: PreparedBatch
+    next_ids_target_N: torch.Tensor
+    aux_hidden_N: torch.Tensor | None
+    views: tuple[RequestView, ...]
+    last_row: tuple[int, ...]
+
+
+class Proposer(Protocol):
+    """Runs a draft. Proposals never change output, only speed (see docs/explanation/exactness.md)."""
+
+    @property
+    def name(self) -> str:
+        """`eagle3`, `ngram`, `oracle`, ..."""
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose output the proposer needs (0-based output ids, -1 embedding)."""
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Tokens after a position that its draft KV depends on (EAGLE-3: 1); prefix keys use it."""
+
+    def max_drafts(self, view: RequestView) -> int:
+        """Return how many drafts this request may get, 0..view.num_drafts (context limits)."""
+
+    def propose(self, views: Sequence[RequestView]) -> Proposal:
+        """Draft `view.num_drafts` tokens for each view; all views have a computed context."""
+
+    def observe(self, observation: Observation) -> None:
+        """Take final target states; called after every forward that made some, before `propose`."""
+
+    def release(self, slot: int) -> None:
+        """Forget the request in `slot`."""
