@@ -1,0 +1,275 @@
+"""The normalized in-memory forms of a target and a draft: facts and a tensor table, no weights.
+
+Invariants: values are frozen and built whole by a reader of `specctl.formats`. A fact that the files
+do not state and no rule of the format fixes is None ("open"); it is never guessed. Every fact that is
+not None has an origin under its manifest path (`draft.aux_layer_ids`, `geometry`, ...), found by
+longest prefix. `diagnostics` holds the reader's own findings only: those of the container are in
+`Checkpoint.diagnostics`, those of the checks are returned by `specctl.checks`; no finding is in two
+of them.
+Aux layer ids are 0-based and mean the output of that layer; -1 is the embedding output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import (
+    Decoder,
+    Draft,
+    DraftFormat,
+    Geometry,
+    MarkovHead,
+    Origin,
+    Target,
+    TensorRef,
+    WeightFile,
+)
+
+TargetFormat = Literal["huggingface"]
+Role = Literal["target", "draft"]
+AuxNumbering = Literal["boundary", "output"]
+Algorithm = Literal["eagle3", "dspark", "mtp"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detection:
+    """What kind of checkpoint a directory holds.
+
+    Args:
+        role: None when the format is unknown or contradictory (then `diagnostics` has the error).
+        format: dialect that reads it, None as above.
+        evidence: config keys and tensor names that decided it, in the order they were tried.
+    """
+
+    role: Role | None
+    format: DraftFormat | TargetFormat | None
+    evidence: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetCheckpoint:
+    """A target as read: every field of `contract.manifest.Target`, None where the files are silent.
+
+    Args:
+        root: directory it was read from.
+        format: always `huggingface`.
+        decoder: None when the architecture is not supported or a dimension is missing.
+        vocab_size: rows of the embedding; the config's number when there is no embedding.
+        declared_vocab_size: `vocab_size` of the config.
+        tensors: canonical role -> tensor (`embedding`, `head`, `norm`, `layers.0.q_proj.weight`...).
+        unmapped: keys of the files that no role takes, sorted.
+        num_layers: counted from tensors, else from the config; kept for unsupported architectures.
+    """
+
+    root: Path
+    format: TargetFormat
+    architecture: str | None
+    config_digest: str | None
+    dtype: str | None
+    decoder: Decoder | None
+    hidden_size: int | None
+    num_layers: int | None
+    vocab_size: int | None
+    declared_vocab_size: int | None
+    tokenizer_size: int | None
+    tokenizer_digest: str | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    embedding: TensorRef | None
+    head: TensorRef | None
+    is_head_tied: bool | None
+    tensors: Mapping[str, TensorRef]
+    unmapped: tuple[str, ...]
+    files: tuple[WeightFile, ...]
+    origins: Mapping[str, Origin]
+    diagnostics: tuple[Diagnostic, ...]
+
+    def to_target(self, *, source: str, revision: str | None) -> Target | None:
+        """Return the manifest section, or None while a required fact is open."""
+        if (
+            self.architecture is None
+            or self.config_digest is None
+            or self.dtype is None
+            or self.decoder is None
+            or self.vocab_size is None
+            or self.embedding is None
+            or self.head is None
+            or self.is_head_tied is None
+        ):
+            return None
+        return Target(
+            source=source,
+            revision=revision,
+            architecture=self.architecture,
+            config_digest=self.config_digest,
+            dtype=self.dtype,
+            decoder=self.decoder,
+            vocab_size=self.vocab_size,
+            tokenizer_size=self.tokenizer_size,
+            tokenizer_digest=self.tokenizer_digest,
+            bos_token_id=self.bos_token_id,
+            eos_token_ids=self.eos_token_ids,
+            embedding=self.embedding,
+            head=self.head,
+            is_head_tied=self.is_head_tied,
+            files=self.files,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftCheckpoint:
+    """A draft as read, whatever the dialect.
+
+    Args:
+        root: directory it was read from.
+        decoder: shape of the draft's own layers, None when a dimension is missing.
+        hidden_size: draft width; kept here for the case that `decoder` is None.
+        target_hidden_size: width of one captured target state.
+        target_vocab_size: target ids the draft knows (its config's `vocab_size`, t2d rows).
+        draft_vocab_size: rows of the draft's head; equal to the target's for an identity map.
+        num_aux_states: captured target states that `fc` concatenates; None for MTP.
+        declared_aux_ids: the list as written in the config, in `aux_numbering`.
+        aux_layer_ids: the same in canonical numbering (0-based, output of that layer).
+        has_norm_before_residual: None when the file does not say and its readers disagree.
+        declared_num_speculative_tokens: token count written in the config.
+        geometry: None while the token count is open.
+        d2t: on-disk vector as stored, without interpretation.
+        t2d: on-disk mask [V], one byte per target id.
+        draft_to_target: absolute target ids in draft-id order; None without a map tensor or
+            when its encoding is not decided.
+        verifier: the target's name as the draft's config gives it.
+        tensors: canonical role -> tensor; roles are in `specctl.formats.names`.
+        unmapped: keys of the files that no role takes, sorted.
+    """
+
+    root: Path
+    format: DraftFormat
+    algorithm: Algorithm
+    architecture: str | None
+    config_digest: str | None
+    dtype: str | None
+    decoder: Decoder | None
+    hidden_size: int | None
+    target_hidden_size: int | None
+    target_vocab_size: int | None
+    draft_vocab_size: int | None
+    num_aux_states: int | None
+    declared_aux_ids: tuple[int, ...] | None
+    aux_layer_ids: tuple[int, ...] | None
+    aux_numbering: AuxNumbering | None
+    has_fc_bias: bool
+    has_norm_before_residual: bool | None
+    has_norm_before_fc: bool
+    has_fc_norm: bool
+    has_norm_output: bool
+    mask_token_id: int | None
+    markov: MarkovHead | None
+    has_confidence_head: bool
+    is_confidence_with_markov: bool
+    declared_num_speculative_tokens: int | None
+    sample_from_anchor: bool | None
+    draft_block_size: int | None
+    geometry: Geometry | None
+    d2t: tuple[int, ...] | None
+    t2d: bytes | None
+    draft_to_target: tuple[int, ...] | None
+    verifier: str | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    tensors: Mapping[str, TensorRef]
+    unmapped: tuple[str, ...]
+    files: tuple[WeightFile, ...]
+    origins: Mapping[str, Origin]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def has_own_embedding(self) -> bool:
+        """Tell whether the draft's files hold an input embedding."""
+        return "embedding" in self.tensors
+
+    @property
+    def has_own_head(self) -> bool:
+        """Tell whether the draft's files hold an output head."""
+        return "head" in self.tensors
+
+    @property
+    def map_kind(self) -> Literal["identity", "reduced"] | None:
+        """Return the kind of vocabulary map, None while a vocabulary size is open."""
+        if self.target_vocab_size is None or self.draft_vocab_size is None:
+            return None
+        return "identity" if self.draft_vocab_size == self.target_vocab_size else "reduced"
+
+    def to_draft(self, *, source: str, revision: str | None) -> Draft | None:
+        """Return the manifest section, or None while a required fact is open."""
+        if (
+            self.architecture is None
+            or self.config_digest is None
+            or self.dtype is None
+            or self.decoder is None
+            or self.target_hidden_size is None
+            or self.has_norm_before_residual is None
+            or (self.aux_layer_ids is None and self.algorithm != "mtp")
+        ):
+            return None
+        return Draft(
+            format=self.format,
+            algorithm=self.algorithm,
+            source=source,
+            revision=revision,
+            architecture=self.architecture,
+            config_digest=self.config_digest,
+            dtype=self.dtype,
+            decoder=self.decoder,
+            target_hidden_size=self.target_hidden_size,
+            aux_layer_ids=self.aux_layer_ids,
+            aux_numbering=self.aux_numbering,
+            has_fc_bias=self.has_fc_bias,
+            has_norm_before_residual=self.has_norm_before_residual,
+            has_norm_before_fc=self.has_norm_before_fc,
+            has_fc_norm=self.has_fc_norm,
+            has_norm_output=self.has_norm_output,
+            mask_token_id=self.mask_token_id,
+            markov=self.markov,
+            has_confidence_head=self.has_confidence_head,
+            is_confidence_with_markov=self.is_confidence_with_markov,
+            tensors=dict(self.tensors),
+            files=self.files,
+        )
+
+
+def chain_geometry(num_speculative_tokens: int) -> Geometry:
+    """Return the widths of a chain (EAGLE-3, MTP): one slot in each draft forward."""
+    return Geometry(
+        num_speculative_tokens=num_speculative_tokens,
+        draft_width=1,
+        verify_width=num_speculative_tokens + 1,
+        sample_from_anchor=None,
+        draft_block_size=None,
+    )
+
+
+def block_geometry(
+    *, draft_block_size: int, sample_from_anchor: bool, num_speculative_tokens: int | None = None
+) -> Geometry:
+    """Return the widths of a block draft (DSpark).
+
+    Args:
+        draft_block_size: slots of the trained block.
+        sample_from_anchor: slot 0 is a prediction (gamma = block) or conditioning only (block - 1).
+        num_speculative_tokens: fewer than the block offers; None for all of them. The draft forward
+            then has as many slots as those tokens need.
+    """
+    available = draft_block_size if sample_from_anchor else draft_block_size - 1
+    gamma = available if num_speculative_tokens is None else min(num_speculative_tokens, available)
+    return Geometry(
+        num_speculative_tokens=gamma,
+        draft_width=gamma if sample_from_anchor else gamma + 1,
+        verify_width=gamma + 1,
+        sample_from_anchor=sample_from_anchor,
+        draft_block_size=draft_block_size,
+    )
