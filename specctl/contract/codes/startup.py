@@ -1,7 +1,127 @@
-"""Family 8: runtime start-up."""
+"""Family 8: runtime start-up.
+
+SD803-SD809 and SD830 on: settings, budgets and start-up probes. SD810-SD829: models and loading.
+"""
 
 from __future__ import annotations
 
 from specctl.contract.codes.table import Code
 
-CODES: tuple[Code, ...] = ()
+_SETTINGS: tuple[Code, ...] = (
+    Code(
+        code="SD803",
+        slug="graph-width-mismatch",
+        severity="error",
+        summary="The widths from which a round's shapes are made contradict each other.",
+        why=(
+            "A round drafts `num_speculative_tokens` tokens and verifies one position more. When "
+            "the manifest's widths disagree, rows of one request would be read as another's."
+        ),
+        fix="Write the manifest again with `specctl manifest`; do not edit the widths by hand",
+    ),
+    Code(
+        code="SD804",
+        slug="kv-budget-too-small",
+        severity="error",
+        summary="The KV pool cannot hold one request of the longest length that is allowed.",
+        why=(
+            "A request that grows to `max_model_len` while nothing is left to preempt could never "
+            "finish; it would hang instead of failing."
+        ),
+        fix="Lower `--max-model-len`, or raise `--num-kv-blocks` or `--kv-memory-fraction`",
+    ),
+    Code(
+        code="SD805",
+        slug="setting-has-no-effect",
+        severity="warning",
+        summary="A setting was given that nothing reads with the other settings.",
+        why="A setting ignored in silence looks like one that was tried and made no difference.",
+        fix="Leave the setting out, or change the one that makes it idle",
+    ),
+    Code(
+        code="SD806",
+        slug="more-tokens-than-draft-has",
+        severity="error",
+        summary="More speculative tokens are asked for than one forward of the block draft yields.",
+        why=(
+            "A block draft has a trained number of slots. Slots beyond it were never trained; "
+            "asking for them does not crash, it pulls accept length toward 1."
+        ),
+        fix="Lower `--num-speculative-tokens` to the manifest's value",
+    ),
+    Code(
+        code="SD807",
+        slug="proposer-unavailable",
+        severity="error",
+        summary="The proposer that was asked for cannot run with this manifest.",
+        why=(
+            "A draft-model proposer needs a draft of its own algorithm in the manifest, and the "
+            "oracle proposer needs something to replay."
+        ),
+        fix="Choose `--proposer ngram` or `none`, or use a manifest with a draft of that algorithm",
+    ),
+    Code(
+        code="SD808",
+        slug="draft-context-shorter",
+        severity="warning",
+        summary="The draft knows fewer positions than a request may reach.",
+        why=(
+            "Drafting stops for a request at the draft's last position and goes on plainly; the "
+            "answer is the same, the speed-up ends there."
+        ),
+        fix="Nothing needs to be done; `--max-model-len` at the draft's limit makes it explicit",
+    ),
+    Code(
+        code="SD809",
+        slug="dtype-unsupported",
+        severity="error",
+        summary="The device does not run the element type that was asked for.",
+        why="Running in another type than the one named would give other logits without saying so.",
+        fix="Choose one of the types named under `expected` with `--dtype`",
+    ),
+)
+
+_MODELS: tuple[Code, ...] = ()
+
+_MACHINE: tuple[Code, ...] = (
+    Code(
+        code="SD830",
+        slug="device-unavailable",
+        severity="error",
+        summary="The device that was asked for is not present.",
+        why="Falling back to another device would change speed and numbers without saying so.",
+        fix="Run `specctl doctor` to see what this machine has, or use `--device auto`",
+    ),
+    Code(
+        code="SD831",
+        slug="rows-not-invariant",
+        severity="error",
+        summary="A matrix product gives a row other bits when more rows are computed with it.",
+        why=(
+            "Verifying several positions at once must equal decoding them one by one, bit for bit; "
+            "on this machine that does not hold, so speculation could change answers."
+        ),
+        fix="Report the machine's CPU, torch version and thread count; run with `--proposer none`",
+    ),
+    Code(
+        code="SD832",
+        slug="setting-out-of-range",
+        severity="error",
+        summary="A setting has a value outside what the manifest or another setting allows.",
+        why="Clamping it would run with another value than the one that was given.",
+        fix="Set it within the range named under `expected`",
+    ),
+    Code(
+        code="SD833",
+        slug="context-limited-by-memory",
+        severity="info",
+        summary="`max_model_len` was lowered to what the KV pool holds.",
+        why=(
+            "The target's own limit would need more KV memory than there is. Longer prompts are "
+            "refused instead of running out of memory half way."
+        ),
+        fix="Give `--max-model-len`, `--num-kv-blocks` or `--kv-memory-fraction` to choose",
+    ),
+)
+
+CODES: tuple[Code, ...] = (*_SETTINGS, *_MODELS, *_MACHINE)
