@@ -1,0 +1,175 @@
+"""From logits to one token: request options applied to one row, then argmax or Gumbel-argmax.
+
+Order of the options (each sees the result of the one before):
+1. `logit_bias` is added;
+2. `repetition_penalty` over ids of prompt and output (positive logits divided, others multiplied);
+3. `presence_penalty`, then `frequency_penalty` times the count, over ids of the output;
+4. end ids are masked while fewer than `min_tokens` tokens are out;
+greedy stops here and takes the highest value, the lowest id on a tie;
+5. division by `temperature`;
+6. `top_k`, 7. `min_p` (against the most likely id), 8. `top_p` over what is left, renormalised.
+Filters rank ids by (value descending, id ascending), so a tie at a border is always cut the same way.
+
+Invariants: one row at a time, shapes depend on the vocabulary only; sums whose order a device may
+choose are integer sums. So a row's result never depends on the batch.
+
+Legend: V ids of one vocabulary (the filters work in either vocabulary).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from runtime.spec.noise import gumbel
+from runtime.spec.types import RequestView, SamplingParams
+
+_MASKED = -math.inf
+# Fixed point of the top-p sum: 40 bits for a weight in [0, 1] leave 23 bits for the vocabulary.
+_FIXED_POINT = 2.0**40
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Tell whether the choice depends on which tokens came before (beyond the model's context)."""
+    return (
+        params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+        or params.repetition_penalty != 1.0
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCounts:
+    """What the options of a row need to know about the tokens before it.
+
+    Args:
+        num_output: tokens of the output so far.
+        prompt_ids_target: ids of the prompt; read by penalties only.
+        output_counts: target id -> occurrences in the output; read by penalties only.
+    """
+
+    num_output: int
+    prompt_ids_target: frozenset[int] = frozenset()
+    output_counts: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: RequestView, drafts_target: Sequence[int] = ()) -> TokenCounts:
+        """Count the request's tokens followed by `drafts_target`, as if they were committed."""
+        prompt = view.ids_target[: view.num_prompt_tokens]
+        output = [*view.ids_target[view.num_prompt_tokens :], *drafts_target]
+        return cls(
+            num_output=len(output),
+            prompt_ids_target=frozenset(prompt),
+            output_counts=Counter(output),
+        )
+
+
+def process_logits(
+    logits_V: torch.Tensor, params: SamplingParams, counts: TokenCounts
+) -> torch.Tensor:
+    """Apply a request's options to one row of target logits; the input is not changed.
+
+    Args:
+        logits_V: fp32 [V], target vocabulary.
+        params: the request's options.
+        counts: the tokens before the one being chosen.
+
+    Returns:
+        fp32 [V]: for greedy the changed logits, else log weights (up to a constant) of the law
+        that the token is drawn from, -inf where it cannot be drawn.
+    """
+    values_V = logits_V.to(torch.float32, copy=True)
+    for id_target, bias in dict(params.logit_bias).items():
+        values_V[id_target] += bias
+    if has_penalties(params):
+        _penalise(values_V, params, counts)
+    if counts.num_output < params.min_tokens and params.end_ids_target:
+        values_V[list(params.end_ids_target)] = _MASKED
+    if params.is_greedy:
+        return values_V
+    return filter_ids(scale(values_V, params.temperature), params)
+
+
+def _penalise(values_V: torch.Tensor, params: SamplingParams, counts: TokenCounts) -> None:
+    """Apply the penalties in place; touches the counted ids only."""
+    device = values_V.device
+    if params.repetition_penalty != 1.0:
+        seen = sorted(counts.prompt_ids_target.union(counts.output_counts))
+        index = torch.tensor(seen, dtype=torch.int64, device=device)
+        values = values_V[index]
+        factor = params.repetition_penalty
+        values_V[index] = torch.where(values > 0, values / factor, values * factor)
+    output = sorted(counts.output_counts.items())
+    index = torch.tensor([i for i, _ in output], dtype=torch.int64, device=device)
+    times = torch.tensor([n for _, n in output], dtype=torch.float32, device=device)
+    values_V[index] -= params.presence_penalty
+    values_V[index] -= params.frequency_penalty * times
+
+
+def scale(values_V: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return (values - max) / temperature: at most 0, so no temperature overflows upward."""
+    return (values_V - values_V.max()) / temperature
+
+
+def filter_ids(scaled_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Return the log weights with ids that top-k, min-p and top-p drop set to -inf.
+
+    Args:
+        scaled_V: fp32 [V] log weights, in either vocabulary.
+        params: the request's options.
+
+    Invariants: the most likely id is always kept.
+    """
+    if params.top_k <= 0 and params.min_p <= 0.0 and params.top_p >= 1.0:
+        return scaled_V
+    ordered_V, order_V = torch.sort(scaled_V, descending=True, stable=True)
+    rank_V = torch.arange(ordered_V.shape[0], device=ordered_V.device)
+    keep_V = torch.ones_like(rank_V, dtype=torch.bool)
+    if params.top_k > 0:
+        keep_V &= rank_V < params.top_k
+    if params.min_p > 0.0:
+        keep_V &= ordered_V >= ordered_V[0] + math.log(params.min_p)
+    if params.top_p < 1.0:
+        weights_V = torch.exp((ordered_V - ordered_V[0]).to(torch.float64)) * _FIXED_POINT
+        # Integers: a float prefix sum may be added in another order from one call to the next.
+        mass_V = weights_V.round().to(torch.int64) * keep_V
+        before_V = mass_V.cumsum(dim=0) - mass_V
+        keep_V &= before_V.to(torch.float64) < mass_V.sum().to(torch.float64) * params.top_p
+    keep_V |= rank_V == 0
+    kept_V = torch.where(keep_V, ordered_V, _MASKED)
+    return torch.empty_like(scaled_V).scatter_(0, order_V, kept_V)
+
+
+def choose(processed_V: torch.Tensor, params: SamplingParams, position: int) -> torch.Tensor:
+    """Return the token of one row: int64 scalar tensor, target vocabulary.
+
+    Args:
+        processed_V: result of `process_logits`.
+        params: the request's options (seed and choice index name the noise).
+        position: absolute position of the token being chosen.
+    """
+    if params.is_greedy:
+        return choose_with(processed_V, None)
+    noise_V = gumbel(
+        params.seed,
+        params.choice_index,
+        position,
+        num_ids=processed_V.shape[0],
+        device=processed_V.device,
+    )
+    return choose_with(processed_V, noise_V)
+
+
+def choose_with(processed_V: torch.Tensor, noise_V: torch.Tensor | None) -> torch.Tensor:
+    """Return argmax(processed + noise), the lowest id on a tie; None is greedy.
+
+    Exactness: argmax of log weights plus independent standard Gumbel values is a draw from the
+    law with those weights (Gumbel-max), so the kept ids need no normalisation.
+    """
+    scores_V = processed_V if noise_V is None else processed_V + noise_V
+    # torch.argmax documents the first index among equal maxima.
+    return scores_V.argmax()
