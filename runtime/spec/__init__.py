@@ -1,1 +1,1 @@
-""" """
+"""Speculation: proposers, verification, sampling and the noise they share."""

@@ -28,7 +28,7 @@ _ROUNDS = 10
 _WORDS = 4
 _SQRT_HALF = math.sqrt(0.5)
 _LN2 = math.log(2.0)
-# atanh(s) = s + s^3/3 + ...; |s| <= 0.1716 after reduction, so what is left out is below 3e-17 of it.
+# atanh(s) = s + s^3/3 + ...; |s| <= 0.1716 after reduction: what is left out is below 3e-17 of it.
 _ATANH_TERMS = tuple(1.0 / odd for odd in range(19, 0, -2))
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

@@ -8,7 +8,7 @@ Order of the options (each sees the result of the one before):
 greedy stops here and takes the highest value, the lowest id on a tie;
 5. division by `temperature`;
 6. `top_k`, 7. `min_p` (against the most likely id), 8. `top_p` over what is left, renormalised.
-Filters rank ids by (value descending, id ascending), so a tie at a border is always cut the same way.
+Filters rank ids by (value descending, id ascending), so ties at a border are always cut alike.
 
 Invariants: one row at a time, shapes depend on the vocabulary only; sums whose order a device may
 choose are integer sums. So a row's result never depends on the batch.

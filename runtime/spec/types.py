@@ -132,7 +132,7 @@ class Observation:
 
 
 class Proposer(Protocol):
-    """Runs a draft. Proposals never change output, only speed (see docs/explanation/exactness.md)."""
+    """Runs a draft. Proposals change speed, never output (docs/explanation/exactness.md)."""
 
     @property
     def name(self) -> str:

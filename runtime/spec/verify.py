@@ -19,7 +19,7 @@ import torch
 
 from runtime.spec.noise import NoiseKey, gumbel_rows
 from runtime.spec.sampling import TokenCounts, choose_with, has_penalties, process_logits
-from runtime.spec.types import Proposal, RequestView, RoundResult
+from runtime.spec.types import Proposal, RequestView, RoundResult, SamplingParams
 
 
 class TargetHead(Protocol):
