@@ -1,1 +1,1 @@
-"""The shared leaf: manifest schema and codec, diagnostics and their codes, vocabulary-map algebra."""
+"""The shared leaf: manifest schema and codec, diagnostics and their codes, vocabulary maps."""

@@ -1,7 +1,7 @@
 """The manifest: every fact about a target and its draft, each with its origin, in one file.
 
-Invariants: values are frozen and complete; unknown keys are refused; every leaf has an origin, found
-by longest path prefix in `origins` (`geometry.num_speculative_tokens`, else `geometry`, ...).
+Invariants: values are frozen and complete; unknown keys are refused; every leaf has an origin,
+found by longest path prefix in `origins` (`geometry.num_speculative_tokens`, else `geometry`, ...).
 Paths in `source` are relative to the manifest's directory when inside it, otherwise absolute.
 Aux layer ids are 0-based and mean the *output of that layer*; -1 is the embedding output.
 """
@@ -23,7 +23,7 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all manifest sections: frozen, keyword-only, unknown keys refused."""
 
 
-class Origin(_Facts):
+class Origin(_Facts, frozen=True, kw_only=True):
     """Where a value comes from.
 
     Args:
@@ -37,7 +37,7 @@ class Origin(_Facts):
     rule: str | None = None
 
 
-class WeightFile(_Facts):
+class WeightFile(_Facts, frozen=True, kw_only=True):
     """One weight file of a source.
 
     Args:
@@ -52,7 +52,7 @@ class WeightFile(_Facts):
     header_digest: str
 
 
-class TensorRef(_Facts):
+class TensorRef(_Facts, frozen=True, kw_only=True):
     """One tensor on disk.
 
     Args:
@@ -72,15 +72,15 @@ class TensorRef(_Facts):
     end: NonNegativeInt
 
 
-class Rope(_Facts):
-    """Rotary embedding facts. `parameters` holds the scaling numbers of `kind` (empty for default)."""
+class Rope(_Facts, frozen=True, kw_only=True):
+    """Rotary embedding facts; `parameters` holds the scaling numbers of `kind` (default: empty)."""
 
     theta: float
     kind: str = "default"
     parameters: dict[str, float | int | bool | str | list[float] | None] = {}
 
 
-class Decoder(_Facts):
+class Decoder(_Facts, frozen=True, kw_only=True):
     """Shape of a stack of decoder layers (target or draft); hidden sizes in elements.
 
     Args:
@@ -109,7 +109,7 @@ class Decoder(_Facts):
     sliding_window: int | None
 
 
-class Target(_Facts):
+class Target(_Facts, frozen=True, kw_only=True):
     """Facts of the target model.
 
     Args:
@@ -147,14 +147,14 @@ DraftFormat = Literal[
 ]
 
 
-class MarkovHead(_Facts):
+class MarkovHead(_Facts, frozen=True, kw_only=True):
     """DSpark's sequential head: w1 rows are *target* ids, w2 rows are *draft* ids."""
 
     rank: PositiveInt
     kind: Literal["vanilla", "gated", "rnn"]
 
 
-class Draft(_Facts):
+class Draft(_Facts, frozen=True, kw_only=True):
     """Facts of the draft.
 
     Args:
@@ -195,7 +195,7 @@ class Draft(_Facts):
     files: tuple[WeightFile, ...]
 
 
-class Geometry(_Facts):
+class Geometry(_Facts, frozen=True, kw_only=True):
     """Widths of a round; see docs/explanation/geometry.md.
 
     Args:
@@ -213,7 +213,7 @@ class Geometry(_Facts):
     draft_block_size: int | None
 
 
-class Vocabulary(_Facts):
+class Vocabulary(_Facts, frozen=True, kw_only=True):
     """Which ids the draft can propose.
 
     Args:
@@ -234,7 +234,7 @@ class Vocabulary(_Facts):
     forced_ids: tuple[int, ...]
 
 
-class Sharing(_Facts):
+class Sharing(_Facts, frozen=True, kw_only=True):
     """Where the draft's embedding and head come from.
 
     `own`: a tensor of the draft; `target`: the target module's loaded parameter;
@@ -246,7 +246,7 @@ class Sharing(_Facts):
     head: Literal["own", "target"]
 
 
-class Parallel(_Facts):
+class Parallel(_Facts, frozen=True, kw_only=True):
     """Bytes a stage split balances, and the tensor-parallel sizes that divide every dimension."""
 
     embedding_bytes: NonNegativeInt
@@ -256,19 +256,19 @@ class Parallel(_Facts):
     tensor_parallel_sizes: tuple[int, ...]
 
 
-class Graphs(_Facts):
+class Graphs(_Facts, frozen=True, kw_only=True):
     """Batch sizes for which a round has its own fixed-shape key."""
 
     batch_buckets: tuple[int, ...]
 
 
-class Sampling(_Facts):
+class Sampling(_Facts, frozen=True, kw_only=True):
     """Verification mode for sampled requests; greedy requests are exact in every mode."""
 
     verification: Literal["seeded"]
 
 
-class AcceptedDiagnostic(_Facts):
+class AcceptedDiagnostic(_Facts, frozen=True, kw_only=True):
     """A warning that was present when the manifest was written."""
 
     code: str
@@ -276,7 +276,7 @@ class AcceptedDiagnostic(_Facts):
     message: str
 
 
-class Manifest(_Facts):
+class Manifest(_Facts, frozen=True, kw_only=True):
     """A target, its draft (None: target only) and how they fit."""
 
     schema_version: PositiveInt

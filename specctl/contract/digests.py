@@ -1,0 +1,111 @@
+"""Compare the files that a manifest points to with what it recorded: sizes and digests.
+
+Invariants: only configs, headers and small files are hashed, so a check costs milliseconds whatever
+the size of the weights; weights themselves are identified by their header and file size. Nothing is
+executed or unpickled.
+*Source:* safetensors format: u64 little-endian header length, then that many bytes of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.fingerprint import digest_bytes
+from specctl.contract.manifest import Manifest, WeightFile
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def resolve_source(source: str, manifest_dir: Path) -> Path:
+    """Return the place that a manifest's path means; relative ones count from the manifest."""
+    return manifest_dir / Path(source).expanduser()
+
+
+def verify_digests(manifest: Manifest, manifest_dir: Path) -> tuple[Diagnostic, ...]:
+    """Return SD702 for each file that changed and SD712 for each that is missing.
+
+    Args:
+        manifest: what was recorded.
+        manifest_dir: directory that relative paths count from.
+    """
+    target = manifest.target
+    findings = _check_source(
+        "target", resolve_source(target.source, manifest_dir), target.config_digest, target.files
+    )
+    draft = manifest.draft
+    if draft is not None:
+        findings += _check_source(
+            "draft", resolve_source(draft.source, manifest_dir), draft.config_digest, draft.files
+        )
+    vocabulary = manifest.vocabulary
+    if vocabulary.token_map_file is not None and vocabulary.token_map_digest is not None:
+        path = resolve_source(vocabulary.token_map_file, manifest_dir)
+        pointer = "manifest#/vocabulary/token_map_file"
+        findings += _check_bytes(path, vocabulary.token_map_digest, pointer)
+    return tuple(findings)
+
+
+def _check_source(
+    section: str, directory: Path, config_digest: str, files: Iterable[WeightFile]
+) -> list[Diagnostic]:
+    pointer = f"manifest#/{section}/source"
+    if not directory.is_dir():
+        return [_missing(directory, pointer, "a directory")]
+    findings = _check_bytes(directory / "config.json", config_digest, pointer)
+    for file in files:
+        findings += _check_weights(directory / file.file, file, f"manifest#/{section}/files")
+    return findings
+
+
+def _check_bytes(path: Path, digest: str, pointer: str) -> list[Diagnostic]:
+    if not path.is_file():
+        return [_missing(path, pointer, "a file")]
+    found = digest_bytes(path.read_bytes())
+    return [] if found == digest else [_mismatch(path, digest, found, "digest")]
+
+
+def _check_weights(path: Path, file: WeightFile, pointer: str) -> list[Diagnostic]:
+    if not path.is_file():
+        return [_missing(path, pointer, "a file")]
+    size = path.stat().st_size
+    if size != file.size_bytes:
+        return [_mismatch(path, f"{file.size_bytes} bytes", f"{size} bytes", "size")]
+    found = header_digest(path)
+    if found == file.header_digest:
+        return []
+    return [_mismatch(path, file.header_digest, found or "no readable header", "header digest")]
+
+
+def header_digest(path: Path) -> str | None:
+    """Return the digest of a safetensors header's JSON bytes, None when it cannot be read."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > _MAX_HEADER_BYTES:
+            return None
+        header = stream.read(length)
+    if len(header) != length or not length:
+        return None
+    return "sha256:" + hashlib.sha256(header).hexdigest()
+
+
+def _missing(path: Path, pointer: str, what: str) -> Diagnostic:
+    return diagnose(
+        "SD712",
+        where=pointer,
+        message=f"`{path}` does not exist",
+        expected=what,
+        found="nothing",
+    )
+
+
+def _mismatch(path: Path, expected: str, found: str, what: str) -> Diagnostic:
+    return diagnose(
+        "SD702",
+        where=f"{path}#",
+        message=f"{what} of `{path.name}` is not the one in the manifest",
+        expected=expected,
+        found=found,
+    )
