@@ -81,7 +81,101 @@ _SETTINGS: tuple[Code, ...] = (
     ),
 )
 
-_MODELS: tuple[Code, ...] = ()
+_MODELS: tuple[Code, ...] = (
+    Code(
+        code="SD810",
+        slug="proposer-unsupported",
+        severity="error",
+        summary="The manifest's draft uses an algorithm that this runtime does not run.",
+        why=(
+            "Its tensors could be read but nothing here computes its proposals; running another "
+            "algorithm on them would propose noise and be slower than no draft at all."
+        ),
+        fix="Use an EAGLE-3 draft, or start with `--proposer none` or `--proposer ngram`",
+    ),
+    Code(
+        code="SD811",
+        slug="rope-unsupported",
+        severity="error",
+        summary="The rotary embedding has a kind, a number or a head size that is not supported.",
+        why=(
+            "Wrong rotary numbers do not crash: text stays fluent for a while and degrades with "
+            "position. Kinds that change with the running length (dynamic, longrope) would also "
+            "give a token other bits depending on what was computed beside it."
+        ),
+        fix="Use a checkpoint with one of the kinds named under `expected`",
+        source="transformers modeling_rope_utils",
+    ),
+    Code(
+        code="SD812",
+        slug="rope-parameter-missing",
+        severity="error",
+        summary="A number that the rotary embedding's kind needs is not in the manifest.",
+        why="There is no value that fits every checkpoint; a guess would shift every position.",
+        fix="Add the number to the checkpoint's config.json and run `specctl manifest` again",
+        source="transformers modeling_rope_utils",
+    ),
+    Code(
+        code="SD813",
+        slug="activation-unsupported",
+        severity="error",
+        summary="The feed-forward layers use an activation that has no kernel here.",
+        why="Every layer would compute another function than the one that was trained.",
+        fix="Use a checkpoint whose `hidden_act` is `silu`",
+    ),
+    Code(
+        code="SD814",
+        slug="attention-unsupported",
+        severity="error",
+        summary="A layer's attention is of a kind, or lacks a number, that is needed to run it.",
+        why=(
+            "A layer that should slide and does not (or the reverse) reads keys that it was not "
+            "trained to read; nothing fails until the context is longer than the window."
+        ),
+        fix="Use a checkpoint with full or sliding attention whose `sliding_window` is stated",
+    ),
+    Code(
+        code="SD815",
+        slug="tensor-dtype-unsupported",
+        severity="error",
+        summary="A weight is stored in an element type that the loader does not convert.",
+        why=(
+            "Quantised weights carry scales and layouts of their own; reading their bytes as plain "
+            "numbers gives a model that runs and is wrong."
+        ),
+        fix="Use a BF16, F16 or F32 checkpoint",
+    ),
+    Code(
+        code="SD816",
+        slug="target-keys-unknown",
+        severity="error",
+        summary="The target's embedding key does not end as the keys of its family do.",
+        why=(
+            "The keys of the layers are found beside the embedding's; without that prefix any "
+            "choice of tensors would be a guess."
+        ),
+        fix="Use a checkpoint whose embedding is `<prefix>embed_tokens.weight`",
+    ),
+    Code(
+        code="SD817",
+        slug="tied-head-differs",
+        severity="error",
+        summary="The head is declared tied to the embedding, but a different head is stored.",
+        why=(
+            "One reader uses the stored head, another the embedding; the two give different text "
+            "and neither fails."
+        ),
+        fix="Delete the stored head, or set `tie_word_embeddings` to false, and emit again",
+    ),
+    Code(
+        code="SD818",
+        slug="weights-unreadable",
+        severity="error",
+        summary="A weight file could not be read to the end.",
+        why="Starting with part of the weights would serve a model that nobody trained.",
+        fix="Fetch the file again and compare its size and digest with the source",
+    ),
+)
 
 _MACHINE: tuple[Code, ...] = (
     Code(

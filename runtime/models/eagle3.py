@@ -1,0 +1,293 @@
+"""The EAGLE-3 draft: one layer over (token embedding, target state), then ordinary layers.
+
+Row i of a request holds token x[i+1] and the state g[i] that `fuse` makes of the target's captured
+states at position i; its logits propose x[i+2]. A chain feeds the `feedback` of the row before in
+place of g.
+Legend: N rows, M rows picked by the caller, A captured states, H draft hidden, R draft vocab,
+T positions, V target vocab.
+*Source:* SafeAILab EAGLE-3 and Speculators eagle3 (`norm_before_residual`, `norm_before_fc`,
+`fc_norm`, `norm_output`); arXiv 2503.01840. The head always reads norm(h); `norm_output` decides
+whether norm(h) or h is fed back, and adds no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kernels import add_rms_norm, embed, head_argmax, head_logits, linear, rms_norm
+from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    TensorSource,
+    enter_norm,
+    layer_shapes,
+    rope_table,
+)
+from runtime.models.layers.roles import Shapes, layer_source, with_prefix
+from runtime.models.support import decoder_problems
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import Decoder, Draft
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DraftHidden:
+    """The two readings of a draft forward's last state, which `norm_output` tells apart.
+
+    Args:
+        feedback_NH: what the next row of a chain takes as its state.
+        head_input_NH: what `logits` and `propose_ids` read, always normed.
+    """
+
+    feedback_NH: torch.Tensor
+    head_input_NH: torch.Tensor
+
+    def rows(self, index_M: torch.Tensor) -> DraftHidden:
+        """Return both readings of the rows that `index_M` picks."""
+        return DraftHidden(
+            feedback_NH=self.feedback_NH[index_M], head_input_NH=self.head_input_NH[index_M]
+        )
+
+
+def eagle3_problems(draft: Draft) -> list[Diagnostic]:
+    """Return every reason in the facts why this draft cannot run (codes: `decoder_problems`)."""
+    return decoder_problems(draft.decoder, where="manifest#/draft/decoder")
+
+
+def eagle3_shapes(draft: Draft) -> Shapes:
+    """Return role -> shape of the tensors of fc and layers; embedding, head and map are not here."""
+    assert draft.aux_layer_ids is not None, "an eagle3 manifest lists its aux layers"
+    decoder, num_states = draft.decoder, len(draft.aux_layer_ids)
+    hidden, wide = decoder.hidden_size, num_states * draft.target_hidden_size
+    shapes: Shapes = {"fc.weight": (hidden, wide)}
+    if draft.has_fc_bias:
+        shapes["fc.bias"] = (hidden,)
+    if draft.has_norm_before_fc:
+        shapes["fc_input_norm"] = (wide,)
+    if draft.has_fc_norm:
+        shapes |= {f"fc_norm.{i}": (draft.target_hidden_size,) for i in range(num_states)}
+    for index in range(decoder.num_layers):
+        is_first = index == 0
+        layer = layer_shapes(decoder, attention_input_size=2 * hidden if is_first else None)
+        shapes |= with_prefix(layer, f"layers.{index}.")
+    return shapes | {"layers.0.hidden_norm": (hidden,), "norm": (hidden,)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fuse:
+    """Makes one draft state of the captured target states.
+
+    Args:
+        weight: [H, A * H_t], columns of the lowest captured layer first.
+        bias: [H] or None.
+        input_norm: [A * H_t] over all states together (`norm_before_fc`), or None.
+        state_norms: one [H_t] per state (`fc_norm`), or none.
+        rms_norm_eps: of these norms.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    input_norm: torch.Tensor | None
+    state_norms: tuple[torch.Tensor, ...]
+    rms_norm_eps: float
+
+    @classmethod
+    def build(cls, facts: Draft, take: TensorSource) -> Fuse:
+        """Take the tensors of fc and its norms."""
+        num_states = len(facts.aux_layer_ids or ())
+        return cls(
+            weight=take("fc.weight"),
+            bias=take("fc.bias") if facts.has_fc_bias else None,
+            input_norm=take("fc_input_norm") if facts.has_norm_before_fc else None,
+            state_norms=(
+                tuple(take(f"fc_norm.{i}") for i in range(num_states)) if facts.has_fc_norm else ()
+            ),
+            rms_norm_eps=facts.decoder.rms_norm_eps,
+        )
+
+    def forward(self, aux_NA: torch.Tensor) -> torch.Tensor:
+        """Return [N, H]."""
+        if self.input_norm is not None:
+            aux_NA = rms_norm(aux_NA, self.input_norm, self.rms_norm_eps)
+        if self.state_norms:
+            states = aux_NA.chunk(len(self.state_norms), dim=1)
+            pairs = zip(states, self.state_norms, strict=True)
+            aux_NA = torch.cat(
+                [rms_norm(state, weight, self.rms_norm_eps) for state, weight in pairs], dim=1
+            )
+        return linear(aux_NA, self.weight, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FirstLayer:
+    """The layer that reads a token and a state: attention input is (embedding, state), 2 H wide.
+
+    Args:
+        input_norm: [H], of the embedding half.
+        hidden_norm: [H], of the state half.
+        has_norm_before_residual: the residual is the normed state instead of the state.
+    """
+
+    input_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    attention: Attention
+    post_attention_norm: torch.Tensor
+    mlp: MLP
+    has_norm_before_residual: bool
+    rms_norm_eps: float
+
+    @classmethod
+    def build(cls, facts: Draft, take: TensorSource) -> FirstLayer:
+        """Take the tensors of layer 0; `take` knows roles without the layer prefix."""
+        decoder = facts.decoder
+        return cls(
+            input_norm=take("input_norm"),
+            hidden_norm=take("hidden_norm"),
+            attention=Attention.build(decoder, take, layer_index=0),
+            post_attention_norm=take("post_attention_norm"),
+            mlp=MLP.build(decoder, take),
+            has_norm_before_residual=facts.has_norm_before_residual,
+            rms_norm_eps=decoder.rms_norm_eps,
+        )
+
+    def forward(
+        self,
+        embedded_NH: torch.Tensor,
+        state_NH: torch.Tensor,
+        batch: PreparedBatch,
+        cache: KVLayer,
+        cos_sin_TP: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (delta, residual), each [N, H]; their sum is the stream after this layer."""
+        eps = self.rms_norm_eps
+        normed_state = rms_norm(state_NH, self.hidden_norm, eps)
+        both = torch.cat((rms_norm(embedded_NH, self.input_norm, eps), normed_state), dim=1)
+        attended = self.attention.forward(both, batch, cache, cos_sin_TP)
+        residual = normed_state if self.has_norm_before_residual else state_NH
+        normed, residual = add_rms_norm(attended, residual, self.post_attention_norm, eps)
+        return self.mlp.forward(normed), residual
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Eagle3Model:
+    """Weights of an EAGLE-3 draft and its forward.
+
+    Args:
+        facts: manifest section that it was built from.
+        embedding_VH: input embedding over *target* ids: its own or the target's tensor.
+        fusion: fc and its norms.
+        first_layer: layer 0.
+        layers: layers 1 and up.
+        norm_H: norm before the head.
+        head_RH: output head over *draft* ids.
+        draft_to_target_R: int64, absolute target id of each draft id.
+        cos_sin_TP: fp32 rotary table of the draft's own numbers.
+    """
+
+    facts: Draft
+    embedding_VH: torch.Tensor
+    fusion: Fuse
+    first_layer: FirstLayer
+    layers: tuple[DecoderLayer, ...]
+    norm_H: torch.Tensor
+    head_RH: torch.Tensor
+    draft_to_target_R: torch.Tensor
+    cos_sin_TP: torch.Tensor
+
+    @classmethod
+    def build(
+        cls,
+        facts: Draft,
+        take: TensorSource,
+        *,
+        embedding_VH: torch.Tensor,
+        head_RH: torch.Tensor,
+        draft_to_target_R: torch.Tensor,
+        num_positions: int,
+    ) -> Eagle3Model:
+        """Build the model from tensors with the roles and shapes of `eagle3_shapes`.
+
+        Args:
+            facts: manifest section.
+            take: role -> tensor.
+            embedding_VH: resolved input embedding, [target vocab, H].
+            head_RH: resolved head, one row per draft id.
+            draft_to_target_R: int64 absolute target ids in draft-id order.
+            num_positions: rows of the rotary table: every position that the target can reach, so
+                that a draft with a shorter context is limited by its proposer, not by an index.
+        """
+        decoder = facts.decoder
+        return cls(
+            facts=facts,
+            embedding_VH=embedding_VH,
+            fusion=Fuse.build(facts, take),
+            first_layer=FirstLayer.build(facts, layer_source(take, 0)),
+            layers=tuple(
+                DecoderLayer.build(decoder, layer_source(take, index), layer_index=index)
+                for index in range(1, decoder.num_layers)
+            ),
+            norm_H=take("norm"),
+            head_RH=head_RH,
+            draft_to_target_R=draft_to_target_R,
+            cos_sin_TP=_table(decoder, num_positions, embedding_VH.device),
+        )
+
+    @property
+    def kv_specs(self) -> tuple[KVLayerSpec, ...]:
+        """Cache needs, one per layer."""
+        return tuple(
+            attention.kv_spec
+            for attention in (self.first_layer.attention, *(la.attention for la in self.layers))
+        )
+
+    @property
+    def max_positions(self) -> int:
+        """Context that the draft was made for; rows beyond it compute but are not meant."""
+        return self.facts.decoder.max_position_embeddings
+
+    def fuse(self, aux_NA: torch.Tensor) -> torch.Tensor:
+        """Return draft states [N, H] of captured target states [N, A * H_t], lowest layer first."""
+        return self.fusion.forward(aux_NA)
+
+    def forward(
+        self, batch: PreparedBatch, hidden_NH: torch.Tensor, kv: Sequence[KVLayer]
+    ) -> DraftHidden:
+        """Run the draft's layers on the rows of `batch`, writing their keys and values.
+
+        Args:
+            batch: rows whose ids are target ids: the token after the one that the state is of.
+            hidden_NH: `fuse` of the target's states, or `feedback` of the row before.
+            kv: this draft's cache layers, one per layer.
+        """
+        eps = self.facts.decoder.rms_norm_eps
+        embedded = embed(batch.ids_target_N, self.embedding_VH)
+        delta, residual = self.first_layer.forward(
+            embedded, hidden_NH, batch, kv[0], self.cos_sin_TP
+        )
+        for layer, cache in zip(self.layers, kv[1:], strict=True):
+            normed, residual = enter_norm(delta, residual, layer.input_norm, eps)
+            delta, residual = layer.forward(normed, residual, batch, cache, self.cos_sin_TP)
+        normed, raw = enter_norm(delta, residual, self.norm_H, eps)
+        return DraftHidden(
+            feedback_NH=normed if self.facts.has_norm_output else raw, head_input_NH=normed
+        )
+
+    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits [M, R] over draft ids."""
+        return head_logits(head_input_MH, self.head_RH)
+
+    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped."""
+        ids_draft, _ = head_argmax(head_input_MH, self.head_RH)
+        return self.draft_to_target_R[ids_draft]
+
+
+def _table(decoder: Decoder, num_positions: int, device: torch.device) -> torch.Tensor:
+    return rope_table(
+        decoder.rope, head_dim=decoder.head_dim, num_positions=num_positions, device=device
+    )

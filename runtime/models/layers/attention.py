@@ -1,0 +1,102 @@
+"""Grouped-query attention over the paged cache, with optional biases, q/k norm and a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kernels import apply_rope, head_rms_norm, linear, paged_attention, write_kv
+from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.layers.roles import TensorSource
+from specctl.contract.manifest import Decoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Attention:
+    """Weights and constants of one attention; N rows, H heads, G kv heads, P head dim, D hidden.
+
+    Args:
+        qkv_weight: [(H + 2 G) P, K], rows of q, then k, then v; K is D (2 D in EAGLE-3's first).
+        qkv_bias: [(H + 2 G) P] or None.
+        o_weight: [D, H P].
+        o_bias: [D] or None.
+        q_norm: [P] or None; with `k_norm`, applied to each head before the rotation.
+        k_norm: [P] or None.
+        rms_norm_eps: of the q/k norms.
+        window: newest positions that a row sees, its own included; None sees all.
+    """
+
+    qkv_weight: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    o_weight: torch.Tensor
+    o_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    window: int | None
+
+    @classmethod
+    def build(cls, decoder: Decoder, take: TensorSource, *, layer_index: int) -> Attention:
+        """Take the tensors of one layer and fuse q, k and v."""
+        names = ("q_proj", "k_proj", "v_proj")
+        is_sliding = decoder.layer_types[layer_index] == "sliding_attention"
+        has_norm = decoder.has_qk_norm
+        return cls(
+            qkv_weight=torch.cat([take(f"{name}.weight") for name in names]),
+            qkv_bias=(
+                torch.cat([take(f"{name}.bias") for name in names])
+                if decoder.has_qkv_bias
+                else None
+            ),
+            o_weight=take("o_proj.weight"),
+            o_bias=take("o_proj.bias") if decoder.has_o_bias else None,
+            q_norm=take("q_norm") if has_norm else None,
+            k_norm=take("k_norm") if has_norm else None,
+            num_heads=decoder.num_attention_heads,
+            num_kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            rms_norm_eps=decoder.rms_norm_eps,
+            window=decoder.sliding_window if is_sliding else None,
+        )
+
+    @property
+    def kv_spec(self) -> KVLayerSpec:
+        """What this layer needs from the cache."""
+        return KVLayerSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+    def forward(
+        self, x_NK: torch.Tensor, batch: PreparedBatch, cache: KVLayer, cos_sin_TP: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the rows' keys and values to `cache`, attend, and project.
+
+        Args:
+            x_NK: normed inputs, one row per row of `batch`.
+            batch: positions, slots and block tables.
+            cache: this layer's cache; rows at `batch.slots_N` are overwritten.
+            cos_sin_TP: fp32 rotary table.
+
+        Returns:
+            [N, D] in the dtype of `x_NK`.
+        """
+        q, k, v = self._project(x_NK)
+        q, k = apply_rope(q, k, batch.positions_N, cos_sin_TP)
+        write_kv(k, v, cache, batch.slots_N)
+        mixed = paged_attention(q, cache, batch, scale=self.head_dim**-0.5, window=self.window)
+        return linear(mixed.flatten(1), self.o_weight, self.o_bias)
+
+    def _project(self, x_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q [N, H, P], k and v [N, G, P] before the rotation."""
+        qkv = linear(x_NK, self.qkv_weight, self.qkv_bias).unflatten(1, (-1, self.head_dim))
+        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.q_norm is None or self.k_norm is None:
+            return q, k, v
+        return (
+            head_rms_norm(q, self.q_norm, self.rms_norm_eps),
+            head_rms_norm(k, self.k_norm, self.rms_norm_eps),
+            v,
+        )

@@ -1,0 +1,46 @@
+"""The gated MLP: down(silu(gate(x)) * up(x)), gate and up in one weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from runtime.kernels import linear, silu_and_mul
+from runtime.models.layers.roles import TensorSource
+from specctl.contract.manifest import Decoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MLP:
+    """Weights of a gated MLP; D hidden size, I intermediate size.
+
+    Args:
+        gate_up_weight: [2 I, D], gate rows first.
+        gate_up_bias: [2 I] or None.
+        down_weight: [D, I].
+        down_bias: [D] or None.
+    """
+
+    gate_up_weight: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down_weight: torch.Tensor
+    down_bias: torch.Tensor | None
+
+    @classmethod
+    def build(cls, decoder: Decoder, take: TensorSource) -> MLP:
+        """Take the tensors of one layer and fuse gate and up."""
+        has_bias = decoder.has_mlp_bias
+        return cls(
+            gate_up_weight=torch.cat((take("gate_proj.weight"), take("up_proj.weight"))),
+            gate_up_bias=(
+                torch.cat((take("gate_proj.bias"), take("up_proj.bias"))) if has_bias else None
+            ),
+            down_weight=take("down_proj.weight"),
+            down_bias=take("down_proj.bias") if has_bias else None,
+        )
+
+    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return [N, D]."""
+        gate_up = linear(x_ND, self.gate_up_weight, self.gate_up_bias)
+        return linear(silu_and_mul(gate_up), self.down_weight, self.down_bias)

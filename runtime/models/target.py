@@ -1,0 +1,187 @@
+"""The target: dense Llama-family decoders (llama, mistral, qwen2, qwen3) in one module.
+
+The families differ only in facts that the manifest states (biases, q/k norm, window, tied head, rotary
+numbers), so there is one forward.
+Legend: N rows, M rows picked by the caller, D hidden, V vocab rows, A captured states, T positions.
+*Source:* transformers' `modeling_{llama,mistral,qwen2,qwen3}.py`, which the tests compare against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kernels import embed, head_argmax, head_logits
+from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.layers import DecoderLayer, TensorSource, enter_norm, layer_shapes, rope_table
+from runtime.models.layers.roles import Shapes, layer_source, with_prefix
+from runtime.models.support import decoder_problems
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import Target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TargetOutput:
+    """What a target forward returns.
+
+    Args:
+        hidden_ND: final-normed states, input of the head.
+        aux_hidden_NA: [N, len(ids) * D] in the order of the ids asked for; None when none were.
+    """
+
+    hidden_ND: torch.Tensor
+    aux_hidden_NA: torch.Tensor | None
+
+
+def target_problems(target: Target) -> list[Diagnostic]:
+    """Return every reason in the facts why this target cannot run (codes: `decoder_problems`)."""
+    return decoder_problems(target.decoder, where="manifest#/target/decoder")
+
+
+def target_shapes(target: Target) -> Shapes:
+    """Return role -> shape of every tensor that the model is built from; no `head` when tied."""
+    decoder = target.decoder
+    shapes: Shapes = {"embedding": (target.vocab_size, decoder.hidden_size)}
+    for index in range(decoder.num_layers):
+        shapes |= with_prefix(layer_shapes(decoder), f"layers.{index}.")
+    shapes["norm"] = (decoder.hidden_size,)
+    if not target.is_head_tied:
+        shapes["head"] = (target.vocab_size, decoder.hidden_size)
+    return shapes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TargetModel:
+    """Weights of a target and its forward.
+
+    Args:
+        facts: manifest section that it was built from.
+        embedding_VD: input embedding.
+        layers: decoder layers in order.
+        norm_D: final norm.
+        head_VD: output head, the embedding itself when tied.
+        cos_sin_TP: fp32 rotary table, one row per position that the model knows.
+    """
+
+    facts: Target
+    embedding_VD: torch.Tensor
+    layers: tuple[DecoderLayer, ...]
+    norm_D: torch.Tensor
+    head_VD: torch.Tensor
+    cos_sin_TP: torch.Tensor
+
+    @classmethod
+    def build(cls, facts: Target, take: TensorSource) -> TargetModel:
+        """Build the model from tensors with the roles and shapes of `target_shapes`."""
+        decoder = facts.decoder
+        embedding = take("embedding")
+        layers = tuple(
+            DecoderLayer.build(
+                decoder, layer_source(take, index), layer_index=index
+            )
+            for index in range(decoder.num_layers)
+        )
+        return cls(
+            facts=facts,
+            embedding_VD=embedding,
+            layers=layers,
+            norm_D=take("norm"),
+            head_VD=embedding if facts.is_head_tied else take("head"),
+            cos_sin_TP=rope_table(
+                decoder.rope,
+                head_dim=decoder.head_dim,
+                num_positions=decoder.max_position_embeddings,
+                device=embedding.device,
+            ),
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers, each with one cache layer."""
+        return len(self.layers)
+
+    @property
+    def kv_specs(self) -> tuple[KVLayerSpec, ...]:
+        """Cache needs, one per layer."""
+        return tuple(layer.attention.kv_spec for layer in self.layers)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding_VD.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and cache."""
+        return self.embedding_VD.dtype
+
+    @property
+    def max_positions(self) -> int:
+        """Rows of the rotary table; positions are below it."""
+        return self.cos_sin_TP.shape[0]
+
+    @property
+    def num_reachable_ids(self) -> int:
+        """Target ids that can be chosen: rows beyond the tokenizer are padding of the matrix."""
+        size = self.facts.tokenizer_size
+        return self.facts.vocab_size if size is None else min(size, self.facts.vocab_size)
+
+    def embed(self, ids_target_N: torch.Tensor) -> torch.Tensor:
+        """Return embedding rows [N, D] of target ids."""
+        return embed(ids_target_N, self.embedding_VD)
+
+    def forward(
+        self,
+        batch: PreparedBatch,
+        kv: Sequence[KVLayer],
+        aux_layer_ids: tuple[int, ...] = (),
+    ) -> TargetOutput:
+        """Run all layers on the rows of `batch`, writing their keys and values.
+
+        Args:
+            batch: rows, positions, slots and block tables; ids are target ids.
+            kv: this model's cache layers, `num_layers` of them.
+            aux_layer_ids: states to capture: i is the residual stream after layer i (before the
+                final norm), -1 the embedding output.
+
+        Returns:
+            Final-normed states and the captured states side by side.
+
+        Exactness: every row's numbers depend on that row, its position and its keys alone.
+        """
+        eps = self.facts.decoder.rms_norm_eps
+        residual, delta = self.embed(batch.ids_target_N), None
+        streams: dict[int, torch.Tensor] = {}
+        for index, (layer, cache) in enumerate(zip(self.layers, kv, strict=True)):
+            normed, residual = enter_norm(delta, residual, layer.input_norm, eps)
+            if index - 1 in aux_layer_ids:
+                streams[index - 1] = residual
+            delta, residual = layer.forward(normed, residual, batch, cache, self.cos_sin_TP)
+        hidden, residual = enter_norm(delta, residual, self.norm_D, eps)
+        streams[self.num_layers - 1] = residual
+        return TargetOutput(
+            hidden_ND=hidden,
+            aux_hidden_NA=(
+                torch.cat([streams[i] for i in aux_layer_ids], dim=1) if aux_layer_ids else None
+            ),
+        )
+
+    def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits [M, V] over target ids; ids that cannot be chosen are -inf."""
+        logits = head_logits(hidden_MD, self._reachable_head)
+        padding = self.facts.vocab_size - self.num_reachable_ids
+        return torch.nn.functional.pad(logits, (0, padding), value=float("-inf"))
+
+    def greedy_ids(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        """Return int64 target ids [M]: the argmax of `logits`, lowest id on a tie, same bits."""
+        ids, _ = head_argmax(hidden_MD, self._reachable_head)
+        return ids
+
+    @property
+    def _reachable_head(self) -> torch.Tensor:
+        """Head rows of ids that can be chosen; `logits` and `greedy_ids` multiply the same rows."""
+        return self.head_VD[: self.num_reachable_ids]
+
