@@ -26,10 +26,9 @@ from runtime.models.layers import (
     DecoderLayer,
     TensorSource,
     enter_norm,
-    layer_shapes,
+    layer_source,
     rope_table,
 )
-from runtime.models.layers.roles import Shapes, layer_source, with_prefix
 from runtime.models.support import decoder_problems
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Decoder, Draft
@@ -59,25 +58,6 @@ def eagle3_problems(draft: Draft) -> list[Diagnostic]:
     return decoder_problems(draft.decoder, where="manifest#/draft/decoder")
 
 
-def eagle3_shapes(draft: Draft) -> Shapes:
-    """Return role -> shape of the tensors of fc and layers; embedding, head and map are not here."""
-    assert draft.aux_layer_ids is not None, "an eagle3 manifest lists its aux layers"
-    decoder, num_states = draft.decoder, len(draft.aux_layer_ids)
-    hidden, wide = decoder.hidden_size, num_states * draft.target_hidden_size
-    shapes: Shapes = {"fc.weight": (hidden, wide)}
-    if draft.has_fc_bias:
-        shapes["fc.bias"] = (hidden,)
-    if draft.has_norm_before_fc:
-        shapes["fc_input_norm"] = (wide,)
-    if draft.has_fc_norm:
-        shapes |= {f"fc_norm.{i}": (draft.target_hidden_size,) for i in range(num_states)}
-    for index in range(decoder.num_layers):
-        is_first = index == 0
-        layer = layer_shapes(decoder, attention_input_size=2 * hidden if is_first else None)
-        shapes |= with_prefix(layer, f"layers.{index}.")
-    return shapes | {"layers.0.hidden_norm": (hidden,), "norm": (hidden,)}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fuse:
     """Makes one draft state of the captured target states.
@@ -103,7 +83,7 @@ class Fuse:
         return cls(
             weight=take("fc.weight"),
             bias=take("fc.bias") if facts.has_fc_bias else None,
-            input_norm=take("fc_input_norm") if facts.has_norm_before_fc else None,
+            input_norm=take("input_norm") if facts.has_norm_before_fc else None,
             state_norms=(
                 tuple(take(f"fc_norm.{i}") for i in range(num_states)) if facts.has_fc_norm else ()
             ),
@@ -210,7 +190,7 @@ class Eagle3Model:
         draft_to_target_R: torch.Tensor,
         num_positions: int,
     ) -> Eagle3Model:
-        """Build the model from tensors with the roles and shapes of `eagle3_shapes`.
+        """Build the model from tensors with the roles and shapes of `layers.eagle3_shapes`.
 
         Args:
             facts: manifest section.

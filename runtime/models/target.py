@@ -1,7 +1,7 @@
 """The target: dense Llama-family decoders (llama, mistral, qwen2, qwen3) in one module.
 
-The families differ only in facts that the manifest states (biases, q/k norm, window, tied head, rotary
-numbers), so there is one forward.
+The families differ only in facts that the manifest states (biases, q/k norm, window, tied head,
+rotary numbers), so there is one forward.
 Legend: N rows, M rows picked by the caller, D hidden, V vocab rows, A captured states, T positions.
 *Source:* transformers' `modeling_{llama,mistral,qwen2,qwen3}.py`, which the tests compare against.
 """
@@ -16,8 +16,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import embed, head_argmax, head_logits
 from runtime.kv import KVLayer, KVLayerSpec
-from runtime.models.layers import DecoderLayer, TensorSource, enter_norm, layer_shapes, rope_table
-from runtime.models.layers.roles import Shapes, layer_source, with_prefix
+from runtime.models.layers import DecoderLayer, TensorSource, enter_norm, layer_source, rope_table
 from runtime.models.support import decoder_problems
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Target
@@ -39,18 +38,6 @@ class TargetOutput:
 def target_problems(target: Target) -> list[Diagnostic]:
     """Return every reason in the facts why this target cannot run (codes: `decoder_problems`)."""
     return decoder_problems(target.decoder, where="manifest#/target/decoder")
-
-
-def target_shapes(target: Target) -> Shapes:
-    """Return role -> shape of every tensor that the model is built from; no `head` when tied."""
-    decoder = target.decoder
-    shapes: Shapes = {"embedding": (target.vocab_size, decoder.hidden_size)}
-    for index in range(decoder.num_layers):
-        shapes |= with_prefix(layer_shapes(decoder), f"layers.{index}.")
-    shapes["norm"] = (decoder.hidden_size,)
-    if not target.is_head_tied:
-        shapes["head"] = (target.vocab_size, decoder.hidden_size)
-    return shapes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,13 +62,11 @@ class TargetModel:
 
     @classmethod
     def build(cls, facts: Target, take: TensorSource) -> TargetModel:
-        """Build the model from tensors with the roles and shapes of `target_shapes`."""
+        """Build the model from tensors with the roles and shapes of `layers.target_shapes`."""
         decoder = facts.decoder
         embedding = take("embedding")
         layers = tuple(
-            DecoderLayer.build(
-                decoder, layer_source(take, index), layer_index=index
-            )
+            DecoderLayer.build(decoder, layer_source(take, index), layer_index=index)
             for index in range(decoder.num_layers)
         )
         return cls(
@@ -184,4 +169,3 @@ class TargetModel:
     def _reachable_head(self) -> torch.Tensor:
         """Head rows of ids that can be chosen; `logits` and `greedy_ids` multiply the same rows."""
         return self.head_VD[: self.num_reachable_ids]
-

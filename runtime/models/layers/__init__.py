@@ -5,16 +5,25 @@ from __future__ import annotations
 from runtime.models.layers.attention import Attention
 from runtime.models.layers.decoder_layer import DecoderLayer, enter_norm
 from runtime.models.layers.mlp import MLP
-from runtime.models.layers.roles import TensorSource, layer_shapes
+from runtime.models.layers.roles import (
+    Shapes,
+    TensorSource,
+    eagle3_shapes,
+    layer_source,
+    target_shapes,
+)
 from runtime.models.layers.rope import rope_problems, rope_table
 
 __all__ = [
     "MLP",
     "Attention",
     "DecoderLayer",
+    "Shapes",
     "TensorSource",
+    "eagle3_shapes",
     "enter_norm",
-    "layer_shapes",
+    "layer_source",
     "rope_problems",
     "rope_table",
+    "target_shapes",
 ]

@@ -91,8 +91,9 @@ class Attention:
 
     def _project(self, x_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q [N, H, P], k and v [N, G, P] before the rotation."""
-        qkv = linear(x_NK, self.qkv_weight, self.qkv_bias).unflatten(1, (-1, self.head_dim))
-        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        qkv = linear(x_NK, self.qkv_weight, self.qkv_bias)
+        q, k, v = torch.split(qkv.view(x_NK.shape[0], sum(heads), self.head_dim), heads, dim=1)
         if self.q_norm is None or self.k_norm is None:
             return q, k, v
         return (

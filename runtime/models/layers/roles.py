@@ -1,17 +1,24 @@
-"""Which tensors a decoder layer is made of: role -> shape, from the manifest's facts alone.
+"""Which tensors a model is made of: role -> shape, from the manifest's facts alone.
 
-Roles are the manifest's canonical names without the `layers.<i>.` prefix. One table serves the check
-at load (missing, wrong shape, left over) and the builders, so that the two cannot disagree.
-Legend: D hidden size, H attention heads, G kv heads, P head dim, I intermediate size.
+The roles and their symbolic shapes are `specctl.contract.roles`; here the symbols get numbers. One
+table serves the check at load (missing, wrong shape, left over) and the builders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
-from specctl.contract.manifest import Decoder
+from specctl.contract.manifest import Decoder, Draft, Target
+from specctl.contract.roles import (
+    EAGLE3_ROLES,
+    TARGET_ROLES,
+    TensorRole,
+    dimension,
+    find_role,
+    required_roles,
+)
 
 TensorSource = Callable[[str], torch.Tensor]
 """Role -> tensor, already in the model's dtype and on its device."""
@@ -19,40 +26,75 @@ TensorSource = Callable[[str], torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def layer_shapes(decoder: Decoder, *, attention_input_size: int | None = None) -> Shapes:
-    """Return role -> shape [out, in] of one layer.
-
-    Args:
-        decoder: facts of the stack.
-        attention_input_size: columns of q, k and v; the hidden size unless given (EAGLE-3: 2 D).
-    """
-    hidden, inner, head_dim = decoder.hidden_size, decoder.intermediate_size, decoder.head_dim
-    source = attention_input_size or hidden
-    rows = {
-        "q_proj": decoder.num_attention_heads * head_dim,
-        "k_proj": decoder.num_kv_heads * head_dim,
-        "v_proj": decoder.num_kv_heads * head_dim,
-    }
-    shapes: Shapes = {f"{name}.weight": (out, source) for name, out in rows.items()}
-    if decoder.has_qkv_bias:
-        shapes |= {f"{name}.bias": (out,) for name, out in rows.items()}
-    shapes["o_proj.weight"] = (hidden, rows["q_proj"])
-    if decoder.has_o_bias:
-        shapes["o_proj.bias"] = (hidden,)
-    if decoder.has_qk_norm:
-        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    shapes |= {f"{name}.weight": shape for name, shape in mlp.items()}
-    if decoder.has_mlp_bias:
-        shapes |= {f"{name}.bias": shape[:1] for name, shape in mlp.items()}
-    return shapes | {"input_norm": (hidden,), "post_attention_norm": (hidden,)}
-
-
-def with_prefix(shapes: Shapes, prefix: str) -> Shapes:
-    """Return the same table with every role prefixed."""
-    return {prefix + role: shape for role, shape in shapes.items()}
-
-
 def layer_source(take: TensorSource, layer_index: int) -> TensorSource:
     """Return a source that knows the roles of one layer without their prefix."""
     return lambda role: take(f"layers.{layer_index}.{role}")
+
+
+def target_shapes(target: Target) -> Shapes:
+    """Return role -> shape of every tensor that the model is built from; no `head` when tied."""
+    decoder = target.decoder
+    conditions = _layer_conditions(decoder)
+    if not target.is_head_tied:
+        conditions.add("untied_head")
+    names = required_roles(
+        TARGET_ROLES,
+        conditions=frozenset(conditions),
+        num_layers=decoder.num_layers,
+        num_aux_states=0,
+    )
+    sizes = _layer_sizes(decoder) | {"V": target.vocab_size, "X": decoder.hidden_size}
+    return {name: _shape(name, TARGET_ROLES, sizes) for name in names}
+
+
+def eagle3_shapes(draft: Draft) -> Shapes:
+    """Return role -> shape of fc, norms and layers; embedding, head and map are not among them."""
+    assert draft.aux_layer_ids is not None, "an eagle3 manifest lists its aux layers"
+    decoder, num_states = draft.decoder, len(draft.aux_layer_ids)
+    flags = {
+        "fc_bias": draft.has_fc_bias,
+        "norm_before_fc": draft.has_norm_before_fc,
+        "fc_norm": draft.has_fc_norm,
+    }
+    conditions = _layer_conditions(decoder) | {name for name, holds in flags.items() if holds}
+    names = required_roles(
+        EAGLE3_ROLES,
+        conditions=frozenset(conditions),
+        num_layers=decoder.num_layers,
+        num_aux_states=num_states,
+    )
+    hidden = decoder.hidden_size
+    sizes = _layer_sizes(decoder) | {"A": num_states, "Ht": draft.target_hidden_size}
+    first, other = sizes | {"X": 2 * hidden}, sizes | {"X": hidden}
+    return {
+        name: _shape(name, EAGLE3_ROLES, first if name.startswith("layers.0.") else other)
+        for name in names
+    }
+
+
+def _layer_conditions(decoder: Decoder) -> set[str]:
+    flags = {
+        "qkv_bias": decoder.has_qkv_bias,
+        "o_bias": decoder.has_o_bias,
+        "mlp_bias": decoder.has_mlp_bias,
+        "qk_norm": decoder.has_qk_norm,
+    }
+    return {name for name, holds in flags.items() if holds}
+
+
+def _layer_sizes(decoder: Decoder) -> dict[str, int]:
+    return {
+        "H": decoder.hidden_size,
+        "I": decoder.intermediate_size,
+        "P": decoder.head_dim,
+        "Q": decoder.num_attention_heads * decoder.head_dim,
+        "KV": decoder.num_kv_heads * decoder.head_dim,
+    }
+
+
+def _shape(role: str, roles: tuple[TensorRole, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    entry = find_role(role, roles)
+    assert entry is not None, f"role {role} is not in its own table"
+    shape = tuple(dimension(symbol, sizes) for symbol in entry.shape)
+    assert None not in shape, f"role {role} has a size without a number: {entry.shape}"
+    return tuple(size for size in shape if size is not None)

@@ -3,8 +3,8 @@
 Tables are computed on the CPU and then moved, so that every device rotates by the same numbers.
 Angles are fp32 products position * inv_freq, as the reference implementation computes them.
 *Source:* transformers `modeling_rope_utils` (default, linear, llama3, yarn); YaRN arXiv 2309.00071.
-Kinds whose frequencies depend on the running length (dynamic, longrope) are refused: a row's numbers
-must depend on its own position only (exactness contract).
+Kinds whose frequencies depend on the running length (dynamic, longrope) are refused: a row's
+numbers must depend on its own position only (exactness contract).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def rope_problems(rope: Rope, *, head_dim: int, where: str) -> list[Diagnostic]:
     """Return what keeps `rope` from being computed.
 
     Returns:
-        SD811 for an unsupported kind, number or an odd `head_dim`, SD812 for a missing number; empty
-        when it runs.
+        SD811 for an unsupported kind or number or an odd `head_dim`, SD812 for a missing number;
+        empty when it runs.
     """
     if head_dim % 2:
         return [
