@@ -82,7 +82,8 @@ def process_logits(
         fp32 [V]: for greedy the changed logits, else log weights (up to a constant) of the law
         that the token is drawn from, -inf where it cannot be drawn.
     """
-    values_V = logits_V.to(torch.float32, copy=True)
+    # NaN is never chosen, as in the head's own argmax.
+    values_V = torch.nan_to_num(logits_V.to(torch.float32), nan=_MASKED, neginf=_MASKED)
     for id_target, bias in dict(params.logit_bias).items():
         values_V[id_target] += bias
     if has_penalties(params):
@@ -171,5 +172,5 @@ def choose_with(processed_V: torch.Tensor, noise_V: torch.Tensor | None) -> torc
     law with those weights (Gumbel-max), so the kept ids need no normalisation.
     """
     scores_V = processed_V if noise_V is None else processed_V + noise_V
-    # torch.argmax documents the first index among equal maxima.
-    return scores_V.argmax()
+    ids_V = torch.arange(scores_V.shape[0], device=scores_V.device)
+    return torch.where(scores_V == scores_V.max(), ids_V, scores_V.shape[0]).min()

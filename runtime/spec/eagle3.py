@@ -1,0 +1,169 @@
+"""EAGLE-3 chain drafting: one draft token per step, each fed by the step before.
+
+Entry p pairs the token at p + 1 with the target's state at p; it sits at position p, writes its KV
+into the slot of position p and proposes the token at p + 2. `observe` runs the entries whose states
+the target has computed, so the draft's KV of committed positions never holds a chain's own guess.
+A request with newest token at L (KV known for 0..L - 1) starts a round from entry L - 1; chain entry
+j pairs draft j with the feedback of the step before, at position L + j.
+
+Drafts are mapped to target ids before they are stored or fed back. A sampled request drafts the
+argmax of its filtered draft log weights plus the noise that the target will use for the same
+position and ids: equal laws then give equal tokens.
+
+Legend: B views, G drafts, N rows, M rows of sampled requests, S slots, H draft hidden, R draft
+vocabulary.
+*Source:* Li et al., "EAGLE-3" (arXiv 2503.01840); alignment of entries as in SafeAILab's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kv import KVLayer
+from runtime.models import DraftHidden, Eagle3Model
+from runtime.spec.noise import NoiseKey, gumbel_at
+from runtime.spec.packing import Place, pack_block_tables, pack_places
+from runtime.spec.sampling import choose_with, filter_ids, scale
+from runtime.spec.types import Observation, Proposal, RequestView
+
+
+class Eagle3Proposer:
+    """Runs an EAGLE-3 draft; its only state is each slot's last entry."""
+
+    name = "eagle3"
+    num_lookahead_tokens = 1
+
+    def __init__(
+        self, model: Eagle3Model, kv: Sequence[KVLayer], *, kv_block_size: int, num_slots: int
+    ) -> None:
+        """Run `model` over its own cache layers.
+
+        Args:
+            model: the draft.
+            kv: its layers of the shared pool, addressed by the requests' block tables.
+            kv_block_size: tokens of a KV block.
+            num_slots: requests that may run at once (size of the per-slot state).
+        """
+        aux_layer_ids = model.facts.aux_layer_ids
+        assert aux_layer_ids is not None, "an eagle3 manifest lists its aux layers"
+        self.aux_layer_ids = aux_layer_ids
+        self._model = model
+        self._kv = tuple(kv)
+        self._kv_block_size = kv_block_size
+        self._device = model.embedding_VH.device
+        shape = (num_slots, model.facts.decoder.hidden_size)
+        self._feedback_SH = torch.zeros(shape, dtype=model.embedding_VH.dtype, device=self._device)
+        self._head_input_SH = torch.zeros_like(self._feedback_SH)
+        self._started: set[int] = set()
+
+    def max_drafts(self, view: RequestView) -> int:
+        """Return the drafts whose absolute positions the draft's context still holds."""
+        return max(0, min(view.num_drafts, self._model.max_positions - len(view.ids_target)))
+
+    def observe(self, observation: Observation) -> None:
+        """Run the draft on every row: the token at p + 1 with the target's state at p.
+
+        Sync: none.
+        """
+        batch, aux = observation.batch, observation.aux_hidden_N
+        assert aux is not None, "eagle3 needs the target states that `aux_layer_ids` names"
+        if batch.num_rows == 0:
+            return
+        entries = PreparedBatch(
+            ids_target_N=observation.next_ids_target_N,
+            positions_N=batch.positions_N,
+            slots_N=batch.slots_N,
+            row_request_N=batch.row_request_N,
+            block_tables_BT=batch.block_tables_BT,
+            max_length=batch.max_length,
+        )
+        hidden = self._model.forward(entries, self._model.fuse(aux), self._kv)
+        ends = [
+            (view.slot, row)
+            for view, row in zip(observation.views, observation.last_row, strict=True)
+            if row >= 0
+        ]
+        if ends:
+            last = hidden.rows(self._index([row for _, row in ends]))
+            slots = self._index([slot for slot, _ in ends])
+            self._feedback_SH[slots] = last.feedback_NH
+            self._head_input_SH[slots] = last.head_input_NH
+            self._started.update(slot for slot, _ in ends)
+
+    def propose(self, views: Sequence[RequestView]) -> Proposal:
+        """Draft a chain for every view; views that want fewer drafts leave the chain earlier.
+
+        Sync: none.
+        """
+        num_drafts = tuple(self.max_drafts(view) for view in views)
+        depth = max(num_drafts, default=0)
+        ids_target_BG = torch.zeros((len(views), depth), dtype=torch.int64, device=self._device)
+        if depth == 0:
+            return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+        active = [b for b, count in enumerate(num_drafts) if count > 0]
+        missing = [views[b].request_id for b in active if views[b].slot not in self._started]
+        assert not missing, f"no target state was observed for requests {missing}"
+        slots = self._index([views[b].slot for b in active])
+        hidden = DraftHidden(
+            feedback_NH=self._feedback_SH[slots], head_input_NH=self._head_input_SH[slots]
+        )
+        block_tables_BT = pack_block_tables(views, device=self._device)
+        for j in range(depth):
+            ids_target_N = self._choose(hidden.head_input_NH, [views[b] for b in active], j)
+            ids_target_BG[self._index(active), j] = ids_target_N
+            going_on = [n for n, b in enumerate(active) if num_drafts[b] > j + 1]
+            if not going_on:
+                break
+            rows = self._index(going_on)
+            active = [active[n] for n in going_on]
+            entries = pack_places(
+                [Place(b, len(views[b].ids_target) - 1 + j) for b in active],
+                views,
+                ids_target_N=ids_target_N[rows],
+                block_tables_BT=block_tables_BT,
+                kv_block_size=self._kv_block_size,
+            )
+            hidden = self._model.forward(entries, hidden.feedback_NH[rows], self._kv)
+        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+
+    def release(self, slot: int) -> None:
+        """Forget the request in `slot`; its draft KV goes with its blocks."""
+        self._started.discard(slot)
+
+    def _choose(
+        self, head_input_NH: torch.Tensor, views: Sequence[RequestView], draft_index: int
+    ) -> torch.Tensor:
+        """Return int64 target ids [N]: draft `draft_index` of each view."""
+        ids_target_N = self._model.propose_ids(head_input_NH)
+        sampled = [n for n, view in enumerate(views) if not view.params.is_greedy]
+        if not sampled:
+            return ids_target_N
+        rows = self._index(sampled)
+        logits_MR = self._model.logits(head_input_NH[rows])
+        draft_to_target_R = self._model.draft_to_target_R
+        keys = [
+            NoiseKey(
+                seed=views[n].params.seed,
+                choice_index=views[n].params.choice_index,
+                position=len(views[n].ids_target) + draft_index,
+            )
+            for n in sampled
+        ]
+        noise_MR = gumbel_at(keys, draft_to_target_R)
+        ids_draft_M = torch.stack(
+            [
+                choose_with(
+                    filter_ids(scale(logits_MR[m], views[n].params.temperature), views[n].params),
+                    noise_MR[m],
+                )
+                for m, n in enumerate(sampled)
+            ]
+        )
+        return ids_target_N.index_copy(0, rows, draft_to_target_R[ids_draft_M])
+
+    def _index(self, values: Sequence[int]) -> torch.Tensor:
+        """Return host integers as an int64 index on the device."""
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
