@@ -1,0 +1,199 @@
+"""Attention of packed rows over the paged pool.
+
+Keys are taken in segments of SEGMENT keys anchored at absolute positions, each reduced on its own
+and combined in ascending order. Keys beyond a row's limit contribute exactly +0, and a segment that
+is masked for a row leaves its running state as it was, so neither the longest request in the batch
+nor the rows beside it change a row's bits.
+
+CPU: tiles of ROW_TILE rows of one request, padded, so every product has one shape per model.
+
+Legend: M rows, H query heads, G key heads, P head size, R rows of a tile times H / G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kernels.rows import ROW_TILE, SEGMENT, fixed_exp
+from runtime.kv import KVLayer
+
+
+def paged_attention(
+    q_MHP: torch.Tensor,
+    layer: KVLayer,
+    batch: PreparedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Attend from every row to positions 0..its own of its request.
+
+    Args:
+        q_MHP: [M, H, P], H a multiple of the pool's key heads.
+        layer: pool of one layer; the rows' own keys and values are already written.
+        batch: rows, positions and block tables.
+        scale: factor of the scores, usually P ** -0.5.
+        window: a row at position p sees positions above p - window only; None sees all.
+
+    Returns:
+        [M, H, P], dtype of `q_MHP`.
+
+    Exactness: bits of a row depend on its query, its position and the keys and values it may see.
+    Slots beyond a row's limit may hold anything, NaN included.
+    Graph-safe: yes (CUDA); `batch.max_length` sizes the grid.
+    """
+    if q_MHP.is_cuda:
+        from runtime.kernels.cuda.attention import launch_paged_attention
+
+        return launch_paged_attention(q_MHP, layer, batch, scale=scale, window=window)
+    return paged_attention_twin(q_MHP, layer, batch, scale=scale, window=window)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RowTile:
+    """Up to ROW_TILE rows of one request.
+
+    Args:
+        rows: indices into the batch.
+        positions: absolute position of each row.
+        blocks: the request's block table, int64.
+    """
+
+    rows: torch.Tensor
+    positions: list[int]
+    blocks: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Running:
+    """Online-softmax state of a tile: maximum and sum [G, R, 1], weighted values [G, R, P]."""
+
+    maximum: torch.Tensor
+    total: torch.Tensor
+    values: torch.Tensor
+
+
+def paged_attention_twin(
+    q_MHP: torch.Tensor,
+    layer: KVLayer,
+    batch: PreparedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Compute `paged_attention` with torch in float32."""
+    out = torch.empty_like(q_MHP, memory_format=torch.contiguous_format)
+    for tile in _row_tiles(batch):
+        out[tile.rows] = _attend_tile(q_MHP[tile.rows], layer, tile, scale=scale, window=window).to(
+            q_MHP.dtype
+        )
+    return out
+
+
+def _row_tiles(batch: PreparedBatch) -> Iterator[_RowTile]:
+    by_request: dict[int, list[int]] = {}
+    for row, request in enumerate(batch.row_request_N.tolist()):
+        by_request.setdefault(request, []).append(row)
+    positions = batch.positions_N.tolist()
+    for request, rows in by_request.items():
+        blocks = batch.block_tables_BT[request].long()
+        for start in range(0, len(rows), ROW_TILE):
+            part = rows[start : start + ROW_TILE]
+            yield _RowTile(
+                rows=torch.tensor(part), positions=[positions[row] for row in part], blocks=blocks
+            )
+
+
+def _attend_tile(
+    q_THP: torch.Tensor, layer: KVLayer, tile: _RowTile, *, scale: float, window: int | None
+) -> torch.Tensor:
+    num_rows, num_heads, head_dim = q_THP.shape
+    num_kv_heads = layer.k.shape[1]
+    group = num_heads // num_kv_heads
+    q = torch.zeros((num_kv_heads, ROW_TILE, group, head_dim), dtype=torch.float32)
+    q[:, :num_rows] = q_THP.view(num_rows, num_kv_heads, group, head_dim).transpose(0, 1)
+    q_GRP = q.view(num_kv_heads, ROW_TILE * group, head_dim)
+    padding = [tile.positions[0]] * (ROW_TILE - num_rows)
+    limits_T1 = torch.tensor(tile.positions + padding).unsqueeze(1)
+    first_key = 0 if window is None else max(0, min(tile.positions) - window + 1)
+    last_key = max(tile.positions)
+    running: _Running | None = None
+    for segment in range(first_key // SEGMENT, last_key // SEGMENT + 1):
+        keys = range(max(first_key, segment * SEGMENT), min(last_key + 1, (segment + 1) * SEGMENT))
+        k_GSP = _load_segment(layer.k, tile.blocks, segment, keys)
+        v_GSP = _load_segment(layer.v, tile.blocks, segment, keys)
+        bias_TS = _segment_bias(limits_T1, segment, window)
+        part = _attend_segment(q_GRP, k_GSP, v_GSP, bias_TS, scale)
+        running = part if running is None else _combine(running, part)
+    assert running is not None, "a row always sees its own position"
+    # + 0.0 turns -0 into +0, as any combination with a masked segment does.
+    out_GRP = running.values / running.total + 0.0
+    out = out_GRP.view(num_kv_heads, ROW_TILE, group, head_dim)[:, :num_rows]
+    return out.transpose(0, 1).reshape(num_rows, num_heads, head_dim)
+
+
+def _load_segment(
+    pool: torch.Tensor, blocks: torch.Tensor, segment: int, keys: range
+) -> torch.Tensor:
+    """Gather a segment as float32 [G, SEGMENT, P], zero where no row of the tile looks."""
+    _, num_kv_heads, kv_block_size, head_dim = pool.shape
+    first_block = segment * SEGMENT // kv_block_size
+    last_block = (keys.stop - 1) // kv_block_size
+    num_blocks = last_block + 1 - first_block
+    skip = segment * SEGMENT - first_block * kv_block_size
+    width = max(num_blocks * kv_block_size, skip + SEGMENT)
+    out = torch.empty((num_kv_heads, width, head_dim), dtype=torch.float32)
+    copied = out[:, : num_blocks * kv_block_size]
+    gathered = torch.index_select(pool, 0, blocks[first_block : last_block + 1])
+    copied.unflatten(1, (num_blocks, kv_block_size)).copy_(gathered.transpose(0, 1))
+    base = segment * SEGMENT - skip
+    out[:, : keys.start - base] = 0.0
+    out[:, keys.stop - base :] = 0.0
+    return out[:, skip : skip + SEGMENT].contiguous()
+
+
+def _segment_bias(limits_T1: torch.Tensor, segment: int, window: int | None) -> torch.Tensor:
+    """Give minus infinity for keys that a row must not see, else 0, [T, SEGMENT]."""
+    keys_S = torch.arange(segment * SEGMENT, (segment + 1) * SEGMENT)
+    hidden_TS = keys_S > limits_T1
+    if window is not None:
+        hidden_TS |= keys_S <= limits_T1 - window
+    return torch.zeros(hidden_TS.shape).masked_fill_(hidden_TS, float("-inf"))
+
+
+def _attend_segment(
+    q_GRP: torch.Tensor,
+    k_GSP: torch.Tensor,
+    v_GSP: torch.Tensor,
+    bias_TS: torch.Tensor,
+    scale: float,
+) -> _Running:
+    scores_GRS = torch.bmm(q_GRP, k_GSP.transpose(1, 2))
+    scores_GRS *= scale
+    scores_GRS.unflatten(1, (ROW_TILE, -1)).add_(bias_TS.unsqueeze(1))
+    maximum = scores_GRS.amax(dim=-1, keepdim=True)
+    scores_GRS -= _finite(maximum)
+    weights_GRS = fixed_exp(scores_GRS)
+    total = weights_GRS.sum(dim=-1, keepdim=True)
+    return _Running(maximum=maximum, total=total, values=torch.bmm(weights_GRS, v_GSP))
+
+
+def _combine(before: _Running, part: _Running) -> _Running:
+    """Fold a segment into the state; a segment masked for a row adds 0 times finite values."""
+    maximum = torch.maximum(before.maximum, part.maximum)
+    keep = fixed_exp(before.maximum - _finite(maximum))
+    add = fixed_exp(part.maximum - _finite(maximum))
+    return _Running(
+        maximum=maximum,
+        total=before.total * keep + part.total * add,
+        values=before.values * keep + part.values * add,
+    )
+
+
+def _finite(maximum: torch.Tensor) -> torch.Tensor:
+    """Replace the maximum of a row that sees no key by 0, so that no NaN arises."""
+    return torch.where(maximum == float("-inf"), 0.0, maximum)
