@@ -1,0 +1,177 @@
+"""Read JSON text strictly: UTF-8, one object, no duplicate keys; each defect is a diagnostic.
+
+Invariants: no exception leaves `parse_object` for any input bytes; what is still readable is
+returned next to its diagnostics (duplicate keys keep the last value, as most readers do).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from specctl.checkpoint.findings import Findings
+
+MAX_JSON_BYTES = 100_000_000
+_BOM = b"\xef\xbb\xbf"
+
+
+class _Hooks:
+    """What the decoder reports while it reads: duplicate keys and non-finite numbers."""
+
+    def __init__(self) -> None:
+        self.duplicates: list[str] = []
+        self.constants: list[str] = []
+
+    def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    self.duplicates.append(key)
+                seen.add(key)
+        return result
+
+    def constant(self, word: str) -> float:
+        self.constants.append(word)
+        return float(word.replace("Infinity", "inf"))
+
+    def real(self, text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            self.constants.append(text[:40])
+        return value
+
+
+def parse_object(
+    raw: bytes, *, file: str, findings: Findings, code: str = "SD117", what: str = "file"
+) -> dict[str, Any] | None:
+    """Return the JSON object in `raw`, or None when there is none.
+
+    Args:
+        raw: the text's bytes.
+        file: place for diagnostics, relative to the checkpoint's root.
+        findings: receives SD116, SD118, SD134 and `code`.
+        code: code of an unreadable text: SD117, or SD101 inside a safetensors header.
+        what: `file` or `header`, for messages.
+    """
+    if raw.startswith(_BOM):
+        findings.add(
+            "SD118", where=file, message=f"the {what} begins with a UTF-8 byte-order mark; skipped"
+        )
+        raw = raw[len(_BOM) :]
+    hooks = _Hooks()
+    reason: str
+    try:
+        text = raw.decode("utf-8")
+        value = json.loads(
+            text,
+            object_pairs_hook=hooks.pairs,
+            parse_constant=hooks.constant,
+            parse_float=hooks.real,
+        )
+    except UnicodeDecodeError as error:
+        reason = f"the {what} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}"
+    except json.JSONDecodeError as error:
+        reason = f"the {what} is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+    except RecursionError:
+        reason = f"the {what} is nested too deeply to be read"
+    except ValueError as error:  # an integer with more digits than Python converts
+        reason = f"the {what} holds a number that cannot be read: {str(error).split(';')[0]}"
+    else:
+        return _accept(value, hooks, raw, file=file, findings=findings, code=code, what=what)
+    findings.add(code, where=file, message=reason)
+    return None
+
+
+def _accept(
+    value: object,
+    hooks: _Hooks,
+    raw: bytes,
+    *,
+    file: str,
+    findings: Findings,
+    code: str,
+    what: str,
+) -> dict[str, Any] | None:
+    for key in hooks.duplicates:
+        findings.add(
+            "SD116",
+            where=f"{file}#{printable(key)}",
+            message=f"the key `{printable(key)}` appears more than once in one object",
+            expected="one entry",
+            found="two or more, the last one was read",
+        )
+    for word in hooks.constants:
+        findings.add(
+            "SD134",
+            where=file,
+            message=f"the {what} holds `{word}`, which is not a JSON number",
+            is_error=word == "NaN" or None,
+        )
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        findings.add(
+            code,
+            where=file,
+            message=f"the {what} is not a JSON object",
+            expected="an object `{...}`",
+            found=kind,
+        )
+        return None
+    if b"\\u" in raw and not _is_encodable(value):
+        findings.add(
+            code,
+            where=file,
+            message=f"the {what} holds half a surrogate pair (`\\ud800`-`\\udfff`)",
+        )
+        return None
+    return value
+
+
+def _is_encodable(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def printable(text: str) -> str:
+    """Return `text` bounded to 120 characters with control and surrogate characters escaped."""
+    short = text if len(text) <= 120 else text[:117] + "..."
+    if short.isprintable():
+        return short
+    return short.encode("unicode_escape").decode("ascii")
+
+
+def read_object(
+    path: Path, *, file: str, findings: Findings
+) -> tuple[dict[str, Any] | None, bytes | None]:
+    """Return a JSON file's object and its raw bytes; (None, None) when it cannot be read.
+
+    Diagnostics: SD135 when the system refuses, SD117 above `MAX_JSON_BYTES`, and those of
+    `parse_object`.
+    """
+    try:
+        if not path.is_file():
+            findings.add("SD135", where=file, message="not a regular file")
+            return None, None
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            findings.add(
+                "SD117",
+                where=file,
+                message="the file is too large for a JSON file of a checkpoint",
+                expected=f"at most {MAX_JSON_BYTES} bytes",
+                found=f"{size} bytes",
+            )
+            return None, None
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        findings.add("SD135", where=file, message=f"cannot be read: {error.strerror}")
+        return None, None
+    return parse_object(raw, file=file, findings=findings), raw

@@ -1,0 +1,91 @@
+"""Read a `.pt` file that holds a list of ids: a plain list of ints or a 1-d integer tensor.
+
+*Source:* FR-Spec and SGLang token maps: `torch.save` of a list of int or of an int64 tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+from specctl.checkpoint.checkpoint import MAX_ID_LIST_BYTES
+from specctl.checkpoint.findings import Findings
+from specctl.checkpoint.pickle_machine import PickleRefusedError
+from specctl.checkpoint.tensor_entry import place
+from specctl.checkpoint.torch_zip import PickledTensor, TorchArchive, with_archive
+from specctl.contract.diagnostics import DiagnosticError
+
+_TYPECODES = {"I64": "q", "I32": "i", "I16": "h", "U8": "B", "I8": "b"}
+
+
+def read_pt_ints(path: Path | str) -> tuple[int, ...]:
+    """Return the integers of a `.pt` file, executing nothing.
+
+    Raises:
+        DiagnosticError: SD103, SD105 to SD107, SD131, SD132, SD133 or SD135.
+    """
+    path = Path(path)
+    file = path.name
+    findings = Findings()
+
+    def use(archive: TorchArchive) -> tuple[int, ...] | None:
+        value = archive.load()
+        if isinstance(value, PickledTensor):
+            return _tensor_ints(path, archive, value, file, findings)
+        return _list_ints(value, file, findings)
+
+    values: tuple[int, ...] | None = with_archive(path, file, findings, use)
+    if values is None:
+        raise DiagnosticError(findings.result())
+    return values
+
+
+def _list_ints(value: Any, file: str, findings: Findings) -> tuple[int, ...] | None:
+    if not isinstance(value, (list, tuple)):
+        findings.add(
+            "SD133",
+            where=file,
+            message=f"the file holds a {type(value).__name__}, not a list of integers",
+            expected="a list of integers or a 1-d integer tensor",
+            found=type(value).__name__,
+        )
+        return None
+    for position, item in enumerate(value):
+        if type(item) is not int:
+            findings.add(
+                "SD133",
+                where=f"{file}#/{position}",
+                message=f"position {position} holds a {type(item).__name__}",
+                expected="an integer",
+                found=type(item).__name__,
+            )
+            return None
+    return tuple(value)
+
+
+def _tensor_ints(
+    path: Path, archive: TorchArchive, tensor: PickledTensor, file: str, findings: Findings
+) -> tuple[int, ...] | None:
+    typecode = _TYPECODES.get(tensor.dtype)
+    begin, end = archive.byte_range(tensor)
+    if typecode is None or len(tensor.shape) != 1 or end - begin > MAX_ID_LIST_BYTES:
+        findings.add(
+            "SD133",
+            where=place(file, "tensor", tensor.shape, tensor.dtype),
+            message="the tensor is not a 1-d list of integers of a vocabulary's size",
+            expected="one dimension, I64",
+            found=f"{len(tensor.shape)} dimensions, {tensor.dtype}, {end - begin} bytes",
+        )
+        return None
+    values = array(typecode)
+    with path.open("rb") as stream:
+        stream.seek(begin)
+        data = stream.read(end - begin)
+    if len(data) != end - begin:
+        raise PickleRefusedError(f"the tensor's {end - begin} bytes are cut to {len(data)}")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return tuple(values)

@@ -1,0 +1,326 @@
+"""Read and prove a safetensors header without trusting a number in it.
+
+Invariants: nothing is allocated by a declared length before it was compared with the file's size;
+every entry's dtype, shape and range are checked, and the ranges together must cover the data
+section exactly. No exception leaves `read_header` for any file content.
+*Source:* safetensors format: u64 little-endian header length (at most 100,000,000), JSON object,
+data section; ranges are relative to the data section, without overlap, hole or rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specctl.checkpoint.findings import Findings
+from specctl.checkpoint.json_text import parse_object, printable
+from specctl.checkpoint.sniff import SNIFF_BYTES, report_foreign
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place
+from specctl.contract.manifest import WeightFile
+
+MAX_HEADER_BYTES = 100_000_000
+_MAX_COUNT = 1 << 63
+_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
+
+
+def read_header(
+    path: Path, *, file: str, findings: Findings
+) -> tuple[list[TensorEntry], WeightFile | None]:
+    """Return the tensors of one safetensors file and its `WeightFile` record.
+
+    Args:
+        path: the file.
+        file: name for diagnostics and entries, relative to the checkpoint's root.
+        findings: receives SD101, SD105 to SD116 and SD135.
+
+    Returns:
+        Entries in header order whose own dtype, shape and offsets are sound (a truncated file
+        keeps them: the table is right, the data is not there), and None as record when there
+        is no header at all.
+    """
+    try:
+        if not path.is_file():  # opening a FIFO of this name would block for ever
+            findings.add("SD135", where=file, message="not a regular file")
+            return [], None
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            head = stream.read(SNIFF_BYTES)
+            length = _header_length(head, size, file=file, findings=findings)
+            if length is None:
+                return [], None
+            raw = head[8 : 8 + length]
+            raw += stream.read(length - len(raw))
+    except OSError as error:
+        findings.add("SD135", where=file, message=f"cannot be read: {error.strerror}")
+        return [], None
+    if len(raw) != length:
+        _add_cut(file, length, len(raw), findings)
+        return [], None
+    record = WeightFile(
+        file=file,
+        size_bytes=size,
+        header_digest="sha256:" + hashlib.sha256(raw).hexdigest(),
+    )
+    table = parse_object(raw, file=file, findings=findings, code="SD101", what="header")
+    if table is None:
+        return [], record
+    return _entries(table, file=file, size=size, base=8 + length, findings=findings), record
+
+
+def _add_cut(file: str, length: int, present: int, findings: Findings) -> None:
+    findings.add(
+        "SD101",
+        where=file,
+        message=f"the header is cut off: {length} bytes declared, {present} present",
+        expected=f"{length} bytes of header",
+        found=f"{present} bytes",
+    )
+
+
+def _header_length(head: bytes, size: int, *, file: str, findings: Findings) -> int | None:
+    """Return the declared header length once it is plausible, else report and return None."""
+    if len(head) >= 9:
+        length = int.from_bytes(head[:8], "little")
+        if 2 <= length <= min(size - 8, MAX_HEADER_BYTES) and head[8:9] == b"{":
+            return length
+    if report_foreign(head, size, file=file, findings=findings):
+        return None
+    if len(head) < 8:
+        findings.add(
+            "SD101",
+            where=file,
+            message=f"the file has {size} bytes, fewer than the 8 of the header length",
+            expected="at least 10 bytes",
+            found=f"{size} bytes",
+        )
+        return None
+    length = int.from_bytes(head[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        findings.add(
+            "SD101",
+            where=file,
+            message=f"the header length {length} is above the format's limit {MAX_HEADER_BYTES}",
+            expected=f"at most {MAX_HEADER_BYTES}",
+            found=f"{length} in a file of {size} bytes",
+        )
+    elif length > size - 8:
+        _add_cut(file, length, size - 8, findings)
+    elif length < 2:
+        findings.add(
+            "SD101",
+            where=file,
+            message=f"the header length {length} is too small for a JSON object",
+            expected="at least 2",
+            found=length,
+        )
+    else:
+        findings.add(
+            "SD101",
+            where=file,
+            message=f"the header begins with byte 0x{head[8]:02x}, not with `{{`",
+            expected="`{`",
+            found=f"0x{head[8]:02x}",
+        )
+    return None
+
+
+def _entries(
+    table: dict[str, Any], *, file: str, size: int, base: int, findings: Findings
+) -> list[TensorEntry]:
+    metadata = table.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    ):
+        findings.add(
+            "SD101",
+            where=f"{file}::__metadata__",
+            message="`__metadata__` is not an object of text values",
+        )
+    entries: list[TensorEntry] = []
+    is_complete = True
+    for key, value in table.items():
+        entry = _entry(key, value, file=file, base=base, findings=findings)
+        if entry is None:
+            is_complete = False
+        else:
+            entries.append(entry)
+    if is_complete:  # with entries missing, every neighbour would look like a hole
+        _check_cover(entries, file=file, size=size, base=base, findings=findings)
+    return entries
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MAX_COUNT
+
+
+def _entry(
+    key: str, value: object, *, file: str, base: int, findings: Findings
+) -> TensorEntry | None:
+    """Return one checked entry, or None after reporting why it is not one."""
+    if not isinstance(value, dict):
+        findings.add(
+            "SD101",
+            where=place(file, printable(key)),
+            message="the header entry is not an object with dtype, shape and data_offsets",
+            found=type(value).__name__,
+        )
+        return None
+    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
+    is_shape = isinstance(shape, list) and all(_is_count(dim) for dim in shape)
+    is_range = (
+        isinstance(offsets, list)
+        and len(offsets) == 2
+        and _is_count(offsets[0])
+        and _is_count(offsets[1])
+        and offsets[0] <= offsets[1]
+    )
+    if bits is None or not is_shape or not is_range:
+        _report_entry(key, value, bits, is_shape, is_range, file=file, findings=findings)
+        return None
+    if len(value) != 3:
+        _report_extra_keys(key, value, file=file, findings=findings)
+    count = 1
+    for dim in shape:  # type: ignore[union-attr]
+        count *= dim
+        if count >= _MAX_COUNT:
+            break
+    begin, end = offsets  # type: ignore[misc]
+    where = None
+    if count >= _MAX_COUNT:
+        where = place(file, printable(key), shape, dtype)
+        findings.add(
+            "SD115",
+            where=where,
+            message=f"the shape has {count} elements or more, beyond any file",
+            expected="fewer than 2^63 elements",
+            found=count,
+        )
+    elif count * bits != (end - begin) * 8:
+        where = place(file, printable(key), shape, dtype)
+        findings.add(
+            "SD113",
+            where=where,
+            message=f"shape and dtype need {count * bits / 8:g} bytes, the range has {end - begin}",
+            expected=f"{count} elements of {bits} bits = {_exact_bytes(count * bits)} bytes",
+            found=f"{end - begin} bytes in data_offsets [{begin}, {end}]",
+        )
+    if where is not None:
+        return None
+    return TensorEntry(
+        key=key,
+        file=file,
+        dtype=dtype,  # type: ignore[arg-type]
+        shape=tuple(shape),  # type: ignore[arg-type]
+        begin=base + begin,
+        end=base + end,
+    )
+
+
+def _exact_bytes(num_bits: int) -> str:
+    whole, rest = divmod(num_bits, 8)
+    return f"{whole} {rest}/8" if rest else str(whole)
+
+
+def _report_extra_keys(
+    key: str, value: Mapping[str, object], *, file: str, findings: Findings
+) -> None:
+    extra = ", ".join(f"`{printable(k)}`" for k in sorted(set(value) - _ENTRY_KEYS)[:5])
+    findings.add(
+        "SD101",
+        where=place(file, printable(key)),
+        message=f"the header entry has keys that the format does not define: {extra}",
+        expected="dtype, shape and data_offsets only",
+        is_error=False,
+    )
+
+
+def _report_entry(
+    key: str,
+    value: Mapping[str, object],
+    bits: int | None,
+    is_shape: bool,
+    is_range: bool,
+    *,
+    file: str,
+    findings: Findings,
+) -> None:
+    where = place(file, printable(key))
+
+    def text(field: str) -> str:
+        return printable(repr(value[field])) if field in value else "missing"
+
+    if bits is None:
+        findings.add(
+            "SD114",
+            where=where,
+            message=f"dtype {text('dtype')} is not one of the format",
+            expected="one of " + " ".join(DTYPE_BITS),
+            found=text("dtype"),
+        )
+    if not is_shape:
+        findings.add(
+            "SD115",
+            where=where,
+            message=f"shape {text('shape')} is not a list of integers in [0, 2^63)",
+            expected="a list of dimensions",
+            found=text("shape"),
+        )
+    if not is_range:
+        findings.add(
+            "SD112",
+            where=where,
+            message=f"data_offsets {text('data_offsets')} is not a range",
+            expected="[begin, end] with 0 <= begin <= end",
+            found=text("data_offsets"),
+        )
+
+
+def _check_cover(
+    entries: list[TensorEntry], *, file: str, size: int, base: int, findings: Findings
+) -> None:
+    """Report holes, overlaps, a missing tail and a rest; ranges are absolute here."""
+    cursor = base
+    last: TensorEntry | None = None
+    first_cut: TensorEntry | None = None
+    for entry in sorted(entries, key=lambda e: (e.begin, e.end)):
+        if entry.begin > cursor:
+            findings.add(
+                "SD111",
+                where=entry.describe(),
+                message=f"{entry.begin - cursor} bytes before this tensor belong to no tensor",
+                expected=f"begin {cursor - base}",
+                found=f"begin {entry.begin - base}",
+            )
+        elif entry.begin < cursor and last is not None:
+            findings.add(
+                "SD110",
+                where=entry.describe(),
+                message=f"shares {min(cursor, entry.end) - entry.begin} bytes with "
+                f"`{printable(last.key)}`",
+                expected=f"begin {cursor - base}",
+                found=f"begin {entry.begin - base}",
+            )
+        if entry.end > size and first_cut is None:
+            first_cut = entry
+        if entry.end >= cursor:
+            cursor, last = entry.end, entry
+    if first_cut is not None:
+        findings.add(
+            "SD108",
+            where=first_cut.describe(),
+            message=f"the file ends {cursor - size} bytes early; this is the first tensor cut off",
+            expected=f"{cursor} bytes",
+            found=f"{size} bytes",
+        )
+    elif cursor < size:
+        findings.add(
+            "SD109",
+            where=file,
+            message=f"{size - cursor} bytes follow the last tensor",
+            expected=f"{cursor} bytes",
+            found=f"{size} bytes",
+        )

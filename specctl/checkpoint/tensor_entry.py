@@ -1,0 +1,73 @@
+"""One tensor on disk and the element types a safetensors file can hold.
+
+*Source:* safetensors `Dtype` enumeration (bit widths; F4 and F6 are packed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+DTYPE_BITS: MappingProxyType[str, int] = MappingProxyType(
+    {
+        "BOOL": 8,
+        "F4": 4,
+        "F6_E2M3": 6,
+        "F6_E3M2": 6,
+        "U8": 8,
+        "I8": 8,
+        "F8_E5M2": 8,
+        "F8_E4M3": 8,
+        "F8_E8M0": 8,
+        "F8_E4M3FNUZ": 8,
+        "F8_E5M2FNUZ": 8,
+        "I16": 16,
+        "U16": 16,
+        "F16": 16,
+        "BF16": 16,
+        "I32": 32,
+        "U32": 32,
+        "F32": 32,
+        "C64": 64,
+        "F64": 64,
+        "I64": 64,
+        "U64": 64,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """One tensor on disk.
+
+    Args:
+        key: name in the file.
+        file: weight file, relative to the checkpoint's root.
+        dtype: safetensors spelling, a key of `DTYPE_BITS`.
+        shape: as stored.
+        begin: absolute byte offset of the first byte in the file.
+        end: absolute byte offset after the last byte.
+    """
+
+    key: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the byte range."""
+        return self.end - self.begin
+
+    def describe(self) -> str:
+        """Return `file::key[shape dtype]`, the place form of diagnostics."""
+        return place(self.file, self.key, self.shape, self.dtype)
+
+
+def place(file: str, key: str, shape: object = None, dtype: object = None) -> str:
+    """Return `file::key[shape dtype]`, leaving out what is unknown."""
+    dims = ",".join(str(d) for d in shape) if isinstance(shape, (tuple, list)) else None
+    inner = " ".join(p for p in (dims, dtype) if isinstance(p, str) and p)
+    return f"{file}::{key}[{inner}]" if inner else f"{file}::{key}"

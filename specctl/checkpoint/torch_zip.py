@@ -1,0 +1,300 @@
+"""Locate tensors in PyTorch `.bin`/`.pt` zip archives without PyTorch and without executing them.
+
+Invariants: only stored (uncompressed) members are accepted, so a tensor is a byte range of the
+archive; storages, offsets and strides are checked against the member's size.
+*Source:* torch.save since 1.6: zip with `NAME/data.pkl` and one member `NAME/data/KEY` per storage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import stat
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from specctl.checkpoint.findings import Findings
+from specctl.checkpoint.json_text import printable
+from specctl.checkpoint.pickle_machine import (
+    MAX_PICKLE_BYTES,
+    GlobalName,
+    PersistentId,
+    PickleMachine,
+    PickleRefusedError,
+    UnknownGlobalError,
+)
+from specctl.checkpoint.sniff import SNIFF_BYTES, content_name, report_foreign
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place
+from specctl.contract.manifest import WeightFile
+
+_STORAGES: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "torch.BoolStorage": "BOOL",
+        "torch.ByteStorage": "U8",
+        "torch.CharStorage": "I8",
+        "torch.ShortStorage": "I16",
+        "torch.IntStorage": "I32",
+        "torch.LongStorage": "I64",
+        "torch.HalfStorage": "F16",
+        "torch.BFloat16Storage": "BF16",
+        "torch.FloatStorage": "F32",
+        "torch.DoubleStorage": "F64",
+        "torch.ComplexFloatStorage": "C64",
+    }
+)
+_ZIP_ERRORS = (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, KeyError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PickledTensor:
+    """A tensor as a pickle describes it: a view of a storage, counted in elements."""
+
+    storage_key: str
+    dtype: str
+    storage_size: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def _is_counts(values: object) -> bool:
+    return isinstance(values, tuple) and all(type(v) is int and 0 <= v < 1 << 63 for v in values)
+
+
+def reduce_plain(name: str, arguments: tuple[Any, ...]) -> Any:
+    """Stand in for the calls a plain state dict contains; see `PickleMachine`.
+
+    Raises:
+        UnknownGlobalError: any other name.
+    """
+    if name == "collections.OrderedDict":
+        return dict(arguments[0]) if arguments else {}
+    if name == "torch._utils._rebuild_parameter" and len(arguments) >= 1:
+        return arguments[0]
+    if name == "torch._utils._rebuild_tensor_v2" and len(arguments) >= 4:
+        return _tensor(*arguments[:4])
+    raise UnknownGlobalError(name)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> PickledTensor:
+    record = storage.value if isinstance(storage, PersistentId) else None
+    if not isinstance(record, tuple) or len(record) < 5 or record[0] != "storage":
+        raise PickleRefusedError("a tensor without a storage record")
+    _, kind, key, _, size = record[:5]
+    if not isinstance(kind, GlobalName) or kind.name not in _STORAGES:
+        raise UnknownGlobalError(kind.name if isinstance(kind, GlobalName) else repr(kind)[:80])
+    if not isinstance(key, str) or not _is_counts((size, offset)):
+        raise PickleRefusedError("a storage record with wrong fields")
+    if not _is_counts(shape) or not _is_counts(stride) or len(shape) != len(stride):
+        raise PickleRefusedError("a tensor with a wrong shape or stride")
+    return PickledTensor(
+        storage_key=key,
+        dtype=_STORAGES[kind.name],
+        storage_size=size,
+        offset=offset,
+        shape=shape,
+        stride=stride,
+    )
+
+
+def is_contiguous(tensor: PickledTensor) -> bool:
+    """Tell whether the tensor's elements are one range of its storage in row-major order."""
+    step = 1
+    for dim, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+        if dim == 0:
+            return True
+        if dim != 1 and stride != step:
+            return False
+        step *= dim
+    return True
+
+
+class TorchArchive:
+    """An open PyTorch zip: its pickle and the place of each storage."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._zip = zipfile.ZipFile(path)
+        names = [n for n in self._zip.namelist() if n.endswith("/data.pkl") or n == "data.pkl"]
+        if len(names) != 1:
+            self._zip.close()
+            raise PickleRefusedError(f"the archive holds {len(names)} `data.pkl`, expected 1")
+        self._pickle_name = names[0]
+        self._prefix = names[0][: -len("data.pkl")]
+
+    def __enter__(self) -> TorchArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+    def load(self) -> Any:
+        """Return the pickled object with `PickledTensor` in place of tensors."""
+        info = self._stored(self._pickle_name)
+        if info.file_size > MAX_PICKLE_BYTES:
+            raise PickleRefusedError(f"`{info.filename}` has {info.file_size} bytes")
+        order_name = self._prefix + "byteorder"
+        if order_name in self._zip.NameToInfo:
+            order = self._stored(order_name)
+            if order.file_size > 16 or self._zip.read(order).strip() != b"little":
+                raise PickleRefusedError("the archive is not little-endian")
+        return PickleMachine(reduce_plain).run(self._zip.read(info))
+
+    def _stored(self, name: str) -> zipfile.ZipInfo:
+        info = self._zip.NameToInfo.get(name)
+        if info is None:
+            raise PickleRefusedError(f"the archive lacks `{printable(name)}`")
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise PickleRefusedError(f"`{printable(name)}` is compressed")
+        if info.flag_bits & 1:
+            raise PickleRefusedError(f"`{printable(name)}` is encrypted")
+        return info
+
+    def byte_range(self, tensor: PickledTensor) -> tuple[int, int]:
+        """Return the tensor's absolute byte range in the archive.
+
+        Raises:
+            PickleRefusedError: not contiguous, member missing, compressed or too short.
+        """
+        if not is_contiguous(tensor):
+            raise PickleRefusedError(
+                f"a view with shape {list(tensor.shape)} and stride {list(tensor.stride)} "
+                "is not one byte range"
+            )
+        info = self._stored(f"{self._prefix}data/{tensor.storage_key}")
+        item = DTYPE_BITS[tensor.dtype] // 8
+        begin = tensor.offset * item
+        end = begin + math.prod(tensor.shape) * item
+        if end > info.file_size:
+            raise PickleRefusedError(
+                f"the tensor ends at byte {end} of a storage of {info.file_size} bytes"
+            )
+        start = self._data_start(info)
+        return start + begin, start + end
+
+    def _data_start(self, info: zipfile.ZipInfo) -> int:
+        # The local header repeats name and extra field with lengths of its own (torch pads the
+        # extra field to align the data), so the directory's lengths cannot be used.
+        with self._path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(info.header_offset)
+            local = stream.read(30)
+        if len(local) != 30 or local[:4] != b"PK\x03\x04":
+            raise PickleRefusedError(f"`{printable(info.filename)}` has no local header")
+        name_length = int.from_bytes(local[26:28], "little")
+        extra_length = int.from_bytes(local[28:30], "little")
+        start = info.header_offset + 30 + name_length + extra_length
+        if start + info.file_size > size:
+            raise PickleRefusedError(f"`{printable(info.filename)}` ends after the file does")
+        return start
+
+    def directory_digest(self) -> str:
+        """Return `sha256:` of the zip's central directory (members' names, sizes, CRCs)."""
+        with self._path.open("rb") as stream:
+            stream.seek(self._zip.start_dir)
+            return "sha256:" + hashlib.sha256(stream.read(MAX_PICKLE_BYTES)).hexdigest()
+
+
+def with_archive(
+    path: Path, file: str, findings: Findings, use: Callable[[TorchArchive], Any]
+) -> Any:
+    """Open `path` as an archive and return `use(archive)`; report and return None on trouble."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            findings.add("SD135", where=file, message="not a regular file")
+            return None
+        with path.open("rb") as stream:
+            head = stream.read(SNIFF_BYTES)
+        if not head.startswith(b"PK"):
+            _report_not_zip(head, status.st_size, file, findings)
+            return None
+        with TorchArchive(path) as archive:
+            return use(archive)
+    except UnknownGlobalError as error:
+        findings.add(
+            "SD103",
+            where=file,
+            message=f"the pickle refers to `{printable(error.name)}`, which is not plain data",
+            expected="tensors, parameters, ordered dictionaries, lists and numbers",
+            found=printable(error.name),
+        )
+    except PickleRefusedError as error:
+        findings.add("SD132", where=file, message=str(error))
+    except OSError as error:
+        findings.add("SD135", where=file, message=f"cannot be read: {error.strerror}")
+    except _ZIP_ERRORS as error:
+        findings.add(
+            "SD132", where=file, message=f"the archive is damaged: {printable(str(error))}"
+        )
+    return None
+
+
+def _report_not_zip(head: bytes, size: int, file: str, findings: Findings) -> None:
+    if content_name(head) == "a Python pickle":
+        findings.add(
+            "SD131",
+            where=file,
+            message="a bare pickle without a zip archive (PyTorch before 1.6, or another program)",
+            expected="a zip archive with `data.pkl`",
+            found="a pickle stream",
+        )
+    elif not report_foreign(head, size, file=file, findings=findings):
+        findings.add(
+            "SD132",
+            where=file,
+            message=f"not a zip archive ({size} bytes)",
+            expected="bytes `PK`",
+            found=repr(head[:4]),
+        )
+
+
+def read_torch_tensors(
+    path: Path, *, file: str, findings: Findings
+) -> tuple[list[TensorEntry], WeightFile | None]:
+    """Return the tensors of a PyTorch zip that holds a flat state dict; see `read_header`.
+
+    Diagnostics: SD103, SD105 to SD107, SD131, SD132, SD135.
+    """
+
+    def use(archive: TorchArchive) -> tuple[list[TensorEntry], WeightFile]:
+        record = WeightFile(
+            file=file,
+            size_bytes=path.stat().st_size,
+            header_digest=archive.directory_digest(),
+        )
+        table = archive.load()
+        if not isinstance(table, dict):
+            raise PickleRefusedError(f"holds a {type(table).__name__}, not a table of tensors")
+        entries = [_table_entry(archive, k, v, file, findings) for k, v in table.items()]
+        return [e for e in entries if e is not None], record
+
+    result: tuple[list[TensorEntry], WeightFile] | None = with_archive(path, file, findings, use)
+    return ([], None) if result is None else result
+
+
+def _table_entry(
+    archive: TorchArchive, key: object, value: object, file: str, findings: Findings
+) -> TensorEntry | None:
+    name = key if isinstance(key, str) else repr(key)[:80]
+    if not isinstance(key, str) or not isinstance(value, PickledTensor):
+        findings.add(
+            "SD132",
+            where=place(file, printable(name)),
+            message=f"the table holds a {type(value).__name__} where a tensor should be",
+            help="Save the model's own state dict, without optimizer or trainer state",
+        )
+        return None
+    try:
+        begin, end = archive.byte_range(value)
+    except PickleRefusedError as error:
+        where = place(file, printable(name), value.shape, value.dtype)
+        findings.add("SD132", where=where, message=str(error))
+        return None
+    return TensorEntry(
+        key=key, file=file, dtype=value.dtype, shape=value.shape, begin=begin, end=end
+    )
