@@ -1,7 +1,91 @@
-"""Family 2: format detection."""
+"""Family 2: format detection and config fields."""
 
 from __future__ import annotations
 
 from specctl.contract.codes.table import Code
 
-CODES: tuple[Code, ...] = ()
+CODES: tuple[Code, ...] = (
+    Code(
+        code="SD201",
+        slug="format-unknown",
+        severity="error",
+        summary="Neither the config nor the tensor names belong to a known target or draft layout.",
+        why="Without a layout no tensor has a meaning; loading by shape alone would guess.",
+        fix="Check that the directory holds config.json and the weights it was published with; "
+        "supported layouts are listed by `specctl explain SD201`",
+    ),
+    Code(
+        code="SD202",
+        slug="format-ambiguous",
+        severity="error",
+        summary="Config and tensor names, or two groups of names, point to different layouts.",
+        why="Each reading gives another model; the wrong one loads and accepts next to nothing.",
+        fix="Remove the files or config keys of the other layout, or export the draft again",
+    ),
+    Code(
+        code="SD203",
+        slug="architecture-unsupported",
+        severity="error",
+        summary="The target's or draft's layer architecture is not one that this version can run.",
+        why="The layers compute something else than a dense Llama-family layer, so no manifest can "
+        "describe them; embedding and head are still listed.",
+        fix="Use a dense llama, mistral, qwen2 or qwen3 checkpoint, or another engine for this one",
+    ),
+    Code(
+        code="SD204",
+        slug="remote-code-ignored",
+        severity="info",
+        summary="The config names Python code of its own (`auto_map`).",
+        why="Loaders that follow it run code from the checkpoint. Here files are only read.",
+        fix="Nothing to do here; do not enable remote code for this draft in other engines",
+    ),
+    Code(
+        code="SD205",
+        slug="format-unsupported",
+        severity="error",
+        summary="The layout, or a variant of it, is recognised but not read by this version.",
+        why="Reading it as a near relative would drop tensors or change the arithmetic.",
+        fix="Convert it with the library that wrote it to one of the supported layouts",
+    ),
+    Code(
+        code="SD206",
+        slug="config-field-missing",
+        severity="error",
+        summary="A config field is absent and no rule of the format gives its value.",
+        why="Library defaults belong to another model; a guessed dimension fails late or silently.",
+        fix="Add the field from the training configuration",
+    ),
+    Code(
+        code="SD207",
+        slug="config-field-invalid",
+        severity="error",
+        summary="A config field has the wrong type or a value outside its range.",
+        why="Readers coerce such values differently.",
+        fix="Correct the field in config.json",
+    ),
+    Code(
+        code="SD208",
+        slug="config-conflict",
+        severity="error",
+        summary="The config states one fact in two places with different values.",
+        why="Engines read different places, so the same file behaves differently in each.",
+        fix="Keep one of the two, or make them equal",
+        source="rope in two spellings: vLLM issue 51092; ids at two levels: vLLM issue 48932",
+    ),
+    Code(
+        code="SD209",
+        slug="target-name-missing",
+        severity="warning",
+        summary="A Speculators config does not name the target it was trained for.",
+        why="vLLM refuses such a file, and nobody can tell later which target it belongs to.",
+        fix="Set `speculators_config.verifier.name_or_path` to the target's hub id",
+    ),
+    Code(
+        code="SD210",
+        slug="proposal-method-unknown",
+        severity="error",
+        summary="`default_proposal_method` names no entry of `proposal_methods`.",
+        why="The token count is read from that entry; without it the geometry is undefined.",
+        fix="Make the name equal to the `proposal_type` of one entry",
+    ),
+)

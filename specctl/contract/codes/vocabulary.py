@@ -1,7 +1,135 @@
-"""Family 4: vocabulary."""
+"""Family 4: vocabularies and the map between them."""
 
 from __future__ import annotations
 
 from specctl.contract.codes.table import Code
 
-CODES: tuple[Code, ...] = ()
+CODES: tuple[Code, ...] = (
+    Code(
+        code="SD401",
+        slug="d2t-missing",
+        severity="error",
+        summary="The draft's head is smaller than the target's vocabulary and no map is stored.",
+        why="Engines then take draft id i for target id i: acceptance collapses, nothing fails.",
+        fix="Restore `d2t` and `t2d` from the training run, or give `--token-map FILE`",
+        source="NeMo Automodel issue 2447; verl SpeCo issue 66",
+    ),
+    Code(
+        code="SD402",
+        slug="d2t-out-of-range",
+        severity="error",
+        summary="A map entry points outside the target's vocabulary.",
+        why="The proposed id indexes past the embedding.",
+        fix="Rebuild the map for this target's vocabulary",
+    ),
+    Code(
+        code="SD403",
+        slug="d2t-encoding-ambiguous",
+        severity="error",
+        summary="`d2t` is a valid map both as offsets and as absolute ids, and no mask decides.",
+        why="The wrong reading proposes other tokens without any error.",
+        fix="Store the matching `t2d` mask beside it, or rewrite `d2t` as offsets "
+        "(target id minus draft id)",
+    ),
+    Code(
+        code="SD404",
+        slug="d2t-duplicate-target",
+        severity="error",
+        summary="Two draft ids map to the same target id.",
+        why="A draft probability is then split over two rows, and another token is unreachable.",
+        fix="Rebuild the map; every target id may occur once",
+    ),
+    Code(
+        code="SD405",
+        slug="t2d-disagrees",
+        severity="error",
+        summary="`t2d` does not mark exactly the target ids that `d2t` reaches.",
+        why="One of the two belongs to another draft; engines use different ones.",
+        fix="Rebuild `t2d` from the map that the head was trained with",
+        source="EAGLE issue 248",
+    ),
+    Code(
+        code="SD406",
+        slug="stop-id-not-in-map",
+        severity="warning",
+        summary="An end-of-text id is not in the draft's vocabulary.",
+        why="The draft can never propose the end; each answer costs one more round.",
+        fix="Build the map with the end ids forced in",
+    ),
+    Code(
+        code="SD407",
+        slug="map-not-divisible-by-tp",
+        severity="info",
+        summary="The draft's head has an odd number of rows; no tensor-parallel size divides it.",
+        why="A head split over ranks needs rows divisible by their number.",
+        fix="Build maps with a multiple of 64 entries, or serve on one rank",
+    ),
+    Code(
+        code="SD408",
+        slug="d2t-is-absolute",
+        severity="error",
+        summary="`d2t` holds absolute target ids where the format stores offsets.",
+        why="Readers add the draft id to each entry, so every proposal is another token.",
+        fix="Store `d2t[i]` as target id minus i",
+    ),
+    Code(
+        code="SD409",
+        slug="map-is-identity-prefix",
+        severity="warning",
+        summary="`d2t` is all zero although the head is smaller than the target's vocabulary.",
+        why="The map then is the first ids of the vocabulary; that is nearly always a map that was "
+        "never filled in.",
+        fix="Restore the map of the training run; ignore this if ids 0..N-1 were really chosen",
+    ),
+    Code(
+        code="SD410",
+        slug="map-length-mismatch",
+        severity="error",
+        summary="Map, head and config disagree about the draft vocabulary's size.",
+        why="Rows of the head would have no target id, or ids no row.",
+        fix="Take all three from the same training run",
+        source="SpecForge issue 76",
+    ),
+    Code(
+        code="SD411",
+        slug="vocab-size-mismatch",
+        severity="error",
+        summary="The draft was made for a target vocabulary of another size.",
+        why="Ids do not mean the same tokens in both.",
+        fix="Use the target that the draft was trained for",
+    ),
+    Code(
+        code="SD412",
+        slug="vocab-padding-differs",
+        severity="info",
+        summary="Draft and target vocabularies differ only in padding rows above the tokenizer.",
+        why="Harmless as long as the padding rows are never proposed.",
+        fix="Nothing to do",
+    ),
+    Code(
+        code="SD413",
+        slug="draft-vocab-size-inferred",
+        severity="warning",
+        summary="`draft_vocab_size` is absent and was taken from the head's rows.",
+        why="Other readers assume 32000 or the target's size and stop with a shape error.",
+        fix="Add `draft_vocab_size` to config.json",
+        source="EAGLE issue 249",
+    ),
+    Code(
+        code="SD414",
+        slug="reduced-head-tied",
+        severity="error",
+        summary="`tie_word_embeddings` is true although head and embedding have different rows.",
+        why="A tied head has the embedding's rows; readers that honour the flag replace it.",
+        fix="Set `tie_word_embeddings` to false",
+        source="SpecForge issue 139; NeMo Automodel issue 2319",
+    ),
+    Code(
+        code="SD415",
+        slug="tokenizer-larger-than-embedding",
+        severity="error",
+        summary="The tokenizer has more entries than the embedding has rows.",
+        why="Some tokens have no embedding; the tokenizer belongs to another model.",
+        fix="Use the tokenizer that was published with these weights",
+    ),
+)

@@ -1,0 +1,180 @@
+"""Canonical tensor roles: what each tensor of a target or draft is, its shape, and when it exists.
+
+One table serves the readers (what is missing), the checks (which shape) and the docs. Roles carry
+no dialect: the names in files are in `specctl.formats`.
+Shape symbols: H hidden size, Ht target hidden size, A captured states, Q query rows (heads times
+head dim), KV key/value rows, P head dim, X attention input (H, or 2H in EAGLE-3's first layer), I
+intermediate size, V target vocabulary, R draft vocabulary, M Markov rank, C confidence input (H or
+H + M). `dimension` evaluates sums and products of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+
+class TensorRole(msgspec.Struct, frozen=True, kw_only=True):
+    """One role.
+
+    Args:
+        name: canonical role; `{i}` is a layer index or the index of a captured state.
+        shape: as stored, [out, in] for linears, in the symbols of the module docstring.
+        when: the condition under which the format requires it; see the module's `WHEN_*`.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    when: str
+
+
+ALWAYS = "always"
+OPTIONAL = "optional"
+
+
+def _role(name: str, *shape: str, when: str = ALWAYS) -> TensorRole:
+    return TensorRole(name=name, shape=shape, when=when)
+
+
+LAYER_ROLES: tuple[TensorRole, ...] = (
+    _role("layers.{i}.q_proj.weight", "Q", "X"),
+    _role("layers.{i}.k_proj.weight", "KV", "X"),
+    _role("layers.{i}.v_proj.weight", "KV", "X"),
+    _role("layers.{i}.o_proj.weight", "H", "Q"),
+    _role("layers.{i}.q_proj.bias", "Q", when="qkv_bias"),
+    _role("layers.{i}.k_proj.bias", "KV", when="qkv_bias"),
+    _role("layers.{i}.v_proj.bias", "KV", when="qkv_bias"),
+    _role("layers.{i}.o_proj.bias", "H", when="o_bias"),
+    _role("layers.{i}.q_norm", "P", when="qk_norm"),
+    _role("layers.{i}.k_norm", "P", when="qk_norm"),
+    _role("layers.{i}.gate_proj.weight", "I", "H"),
+    _role("layers.{i}.up_proj.weight", "I", "H"),
+    _role("layers.{i}.down_proj.weight", "H", "I"),
+    _role("layers.{i}.gate_proj.bias", "I", when="mlp_bias"),
+    _role("layers.{i}.up_proj.bias", "I", when="mlp_bias"),
+    _role("layers.{i}.down_proj.bias", "H", when="mlp_bias"),
+    _role("layers.{i}.input_norm", "H"),
+    _role("layers.{i}.post_attention_norm", "H"),
+)
+
+TARGET_ROLES: tuple[TensorRole, ...] = (
+    _role("embedding", "V", "H"),
+    *LAYER_ROLES,
+    _role("norm", "H"),
+    _role("head", "V", "H", when="untied_head"),
+)
+
+_DRAFT_VOCABULARY: tuple[TensorRole, ...] = (
+    _role("embedding", "V", "H", when=OPTIONAL),
+    _role("head", "R", "H", when=OPTIONAL),
+    _role("d2t", "R", when=OPTIONAL),
+    _role("t2d", "V", when=OPTIONAL),
+)
+
+EAGLE3_ROLES: tuple[TensorRole, ...] = (
+    *_DRAFT_VOCABULARY,
+    _role("fc.weight", "H", "A*Ht"),
+    _role("fc.bias", "H", when="fc_bias"),
+    _role("input_norm", "A*Ht", when="norm_before_fc"),
+    _role("fc_norm.{i}", "Ht", when="fc_norm"),
+    _role("layers.0.hidden_norm", "H"),
+    *LAYER_ROLES,
+    _role("norm", "H"),
+)
+
+DSPARK_ROLES: tuple[TensorRole, ...] = (
+    *_DRAFT_VOCABULARY,
+    _role("fc.weight", "H", "A*Ht"),
+    _role("hidden_norm", "H"),
+    *LAYER_ROLES,
+    _role("norm", "H"),
+    _role("markov_w1", "V", "M", when="markov"),
+    _role("markov_w2", "R", "M", when="markov"),
+    _role("markov_gate.weight", "M", "H+M", when="markov_gated"),
+    _role("markov_gate.bias", "M", when="markov_gated"),
+    _role("markov_joint.weight", "3*M", "H+2*M", when="markov_rnn"),
+    _role("markov_joint.bias", "3*M", when="markov_rnn"),
+    _role("confidence.weight", "1", "C", when="confidence"),
+    _role("confidence.bias", "1", when="confidence"),
+)
+
+MTP_ROLES: tuple[TensorRole, ...] = (
+    _role("embedding", "V", "H", when=OPTIONAL),
+    _role("head", "V", "H", when=OPTIONAL),
+    _role("fc.weight", "H", "H+Ht"),
+    _role("embedding_norm", "H"),
+    _role("hidden_norm", "Ht"),
+    *LAYER_ROLES,
+    _role("norm", "H"),
+)
+
+ROLES_BY_ALGORITHM: Mapping[str, tuple[TensorRole, ...]] = {
+    "eagle3": EAGLE3_ROLES,
+    "dspark": DSPARK_ROLES,
+    "mtp": MTP_ROLES,
+}
+
+_INDEX = re.compile(r"^(layers|fc_norm)\.(\d+)(?=\.|$)")
+
+
+def generic_role(role: str) -> tuple[str, int | None]:
+    """Return the role with its index as `{i}`, and the index: `fc_norm.2` -> (`fc_norm.{i}`, 2)."""
+    found = _INDEX.match(role)
+    if found is None:
+        return role, None
+    return f"{found[1]}.{{i}}{role[found.end() :]}", int(found[2])
+
+
+def find_role(role: str, roles: tuple[TensorRole, ...]) -> TensorRole | None:
+    """Return the table entry of a role, preferring an entry that names the index itself."""
+    generic, _ = generic_role(role)
+    by_name = {entry.name: entry for entry in roles}
+    return by_name.get(role) or by_name.get(generic)
+
+
+def required_roles(
+    roles: tuple[TensorRole, ...],
+    *,
+    conditions: frozenset[str],
+    num_layers: int,
+    num_aux_states: int,
+) -> tuple[str, ...]:
+    """Return the roles that a complete file holds, in table order.
+
+    Args:
+        roles: one table of this module.
+        conditions: the `when` words that hold; `always` is implied, `optional` never holds.
+        num_layers: layers that `layers.{i}` runs over.
+        num_aux_states: captured states that `fc_norm.{i}` runs over.
+    """
+    names: list[str] = []
+    for entry in roles:
+        if entry.when != ALWAYS and entry.when not in conditions:
+            continue
+        if "{i}" not in entry.name:
+            names.append(entry.name)
+            continue
+        count = num_layers if entry.name.startswith("layers.") else num_aux_states
+        names.extend(entry.name.replace("{i}", str(index)) for index in range(count))
+    return tuple(names)
+
+
+def dimension(symbol: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the size of one shape symbol, None when a size it needs is unknown.
+
+    Args:
+        symbol: a number, a key of `sizes`, or a sum of products of them (`H+2*M`).
+        sizes: single symbols -> elements.
+    """
+    total = 0
+    for term in symbol.split("+"):
+        product = 1
+        for factor in term.split("*"):
+            size = int(factor) if factor.isdigit() else sizes.get(factor)
+            if size is None:
+                return None
+            product *= size
+        total += product
+    return total
