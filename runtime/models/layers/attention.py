@@ -93,7 +93,9 @@ class Attention:
         """Return q [N, H, P], k and v [N, G, P] before the rotation."""
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         qkv = linear(x_NK, self.qkv_weight, self.qkv_bias)
-        q, k, v = torch.split(qkv.view(x_NK.shape[0], sum(heads), self.head_dim), heads, dim=1)
+        q, k, v = torch.split(
+            qkv.view(x_NK.shape[0], sum(heads), self.head_dim), list(heads), dim=1
+        )
         if self.q_norm is None or self.k_norm is None:
             return q, k, v
         return (

@@ -1,6 +1,6 @@
 """Family 8: runtime start-up.
 
-SD803-SD809 and SD830 on: settings, budgets and start-up probes. SD810-SD829: models and loading.
+SD804-SD809 and SD830 on: settings, budgets and start-up probes. SD810-SD829: models and loading.
 """
 
 from __future__ import annotations
@@ -8,17 +8,6 @@ from __future__ import annotations
 from specctl.contract.codes.table import Code
 
 _SETTINGS: tuple[Code, ...] = (
-    Code(
-        code="SD803",
-        slug="graph-width-mismatch",
-        severity="error",
-        summary="The widths from which a round's shapes are made contradict each other.",
-        why=(
-            "A round drafts `num_speculative_tokens` tokens and verifies one position more. When "
-            "the manifest's widths disagree, rows of one request would be read as another's."
-        ),
-        fix="Write the manifest again with `specctl manifest`; do not edit the widths by hand",
-    ),
     Code(
         code="SD804",
         slug="kv-budget-too-small",
@@ -136,17 +125,6 @@ _MODELS: tuple[Code, ...] = (
     ),
     Code(
         code="SD815",
-        slug="tensor-dtype-unsupported",
-        severity="error",
-        summary="A weight is stored in an element type that the loader does not convert.",
-        why=(
-            "Quantised weights carry scales and layouts of their own; reading their bytes as plain "
-            "numbers gives a model that runs and is wrong."
-        ),
-        fix="Use a BF16, F16 or F32 checkpoint",
-    ),
-    Code(
-        code="SD816",
         slug="target-keys-unknown",
         severity="error",
         summary="The target's embedding key does not end as the keys of its family do.",
@@ -157,7 +135,7 @@ _MODELS: tuple[Code, ...] = (
         fix="Use a checkpoint whose embedding is `<prefix>embed_tokens.weight`",
     ),
     Code(
-        code="SD817",
+        code="SD816",
         slug="tied-head-differs",
         severity="error",
         summary="The head is declared tied to the embedding, but a different head is stored.",
@@ -166,14 +144,6 @@ _MODELS: tuple[Code, ...] = (
             "and neither fails."
         ),
         fix="Delete the stored head, or set `tie_word_embeddings` to false, and emit again",
-    ),
-    Code(
-        code="SD818",
-        slug="weights-unreadable",
-        severity="error",
-        summary="A weight file could not be read to the end.",
-        why="Starting with part of the weights would serve a model that nobody trained.",
-        fix="Fetch the file again and compare its size and digest with the source",
     ),
 )
 

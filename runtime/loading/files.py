@@ -1,0 +1,169 @@
+"""Weight files, opened once: a table of what they store, and one tensor at a time.
+
+Invariants: nothing is executed (`.bin` files go through torch's weights-only reader); reading
+copies, so that a file changed later does not change a loaded model and every weight starts at an
+aligned address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+_TORCH_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.bool: "BOOL",
+}
+
+
+# What safetensors and torch raise for files that are damaged, refused or not weights at all.
+_READ_ERRORS = (SafetensorError, OSError, RuntimeError, UnpicklingError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTensor:
+    """One tensor as a file describes it.
+
+    Args:
+        key: name in the file.
+        file: where it is.
+        shape: as stored.
+        dtype: safetensors spelling.
+    """
+
+    key: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def place(self) -> str:
+        """`file::key[shape dtype]`, as diagnostics name it."""
+        return f"{self.file.name}::{self.key}[{list(self.shape)} {self.dtype}]"
+
+
+class WeightFiles:
+    """Open weight files of one source; use as a context manager."""
+
+    def __init__(self, directory: Path, names: Iterable[str], *, device: torch.device) -> None:
+        """Open every file and read its table of tensors.
+
+        Args:
+            directory: the source.
+            names: files relative to it.
+            device: where tensors are read to.
+
+        Raises:
+            DiagnosticError: SD101 or SD132 (not a weight file), SD135 (no access), SD104 (a tensor
+                in two files).
+        """
+        self._stack = ExitStack()
+        self._device = device
+        self._readers: dict[str, Callable[[], torch.Tensor]] = {}
+        self.tensors: dict[str, StoredTensor] = {}
+        with ExitStack() as guard:
+            guard.callback(self._stack.close)
+            for name in names:
+                self._open(directory / name)
+            guard.pop_all()
+
+    def __enter__(self) -> WeightFiles:
+        """Return the open files."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close every file."""
+        self._stack.close()
+
+    def read(self, key: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a fresh copy of a stored tensor on the device.
+
+        Args:
+            key: a key of `tensors`.
+            dtype: converted to; None keeps the stored one.
+
+        Raises:
+            DiagnosticError: as on opening.
+        """
+        stored = self.tensors[key]
+        try:
+            value = self._readers[key]()
+        except _READ_ERRORS as error:
+            raise DiagnosticError(_unreadable(stored.file, error)) from error
+        out = torch.empty(value.shape, dtype=dtype or value.dtype, device=self._device)
+        return out.copy_(value)
+
+    def _open(self, path: Path) -> None:
+        try:
+            if path.suffix == ".safetensors":
+                self._open_safetensors(path)
+            else:
+                self._open_pickle(path)
+        except _READ_ERRORS as error:
+            raise DiagnosticError(_unreadable(path, error)) from error
+
+    def _open_safetensors(self, path: Path) -> None:
+        file: Any = self._stack.enter_context(
+            safe_open(path, framework="pt", device=str(self._device))
+        )
+        for key in file.keys():  # noqa: SIM118 - the handle is no mapping
+            view = file.get_slice(key)
+            self._add(path, key, tuple(view.get_shape()), view.get_dtype())
+            self._readers[key] = partial(file.get_tensor, key)
+
+    def _open_pickle(self, path: Path) -> None:
+        values: dict[str, torch.Tensor] = torch.load(
+            path, map_location="cpu", mmap=True, weights_only=True
+        )
+        for key, value in values.items():
+            name = _TORCH_NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
+            self._add(path, key, tuple(value.shape), name)
+            self._readers[key] = value.detach
+
+    def _add(self, path: Path, key: str, shape: tuple[int, ...], dtype: str) -> None:
+        if key in self.tensors:
+            raise DiagnosticError(
+                diagnose(
+                    "SD104",
+                    where=f"{path.name}::{key}",
+                    message=f"`{key}` is stored in two files",
+                    expected="one file",
+                    found=f"{self.tensors[key].file.name} and {path.name}",
+                )
+            )
+        self.tensors[key] = StoredTensor(key=key, file=path, shape=shape, dtype=dtype)
+
+
+def _unreadable(path: Path, error: Exception) -> Diagnostic:
+    if isinstance(error, OSError):
+        code, expected = "SD135", "a readable file"
+    elif path.suffix == ".safetensors":
+        code, expected = "SD101", "a safetensors file"
+    else:
+        code, expected = "SD132", "a zip archive of torch tensors and nothing else"
+    return diagnose(
+        code,
+        where=f"{path}#",
+        message=f"`{path.name}` cannot be read",
+        expected=expected,
+        found=str(error).partition("\n")[0] or type(error).__name__,
+    )

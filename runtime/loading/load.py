@@ -1,0 +1,100 @@
+"""Load the models of a manifest: facts first, then files, then weights.
+
+Order of refusal: facts that have no arithmetic here, files that changed since the manifest, tensors
+that are missing or misshapen, and only then a weight is read. Nothing is sniffed from config.json
+and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from runtime.loading.draft import read_draft
+from runtime.loading.reader import refuse_errors
+from runtime.loading.target import read_target
+from runtime.models import Eagle3Model, TargetModel, eagle3_problems, target_problems
+from specctl.contract.codec import verify_digests
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.manifest import Draft, Manifest
+
+_ALGORITHMS = ("eagle3",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadedModels:
+    """What a manifest loads to.
+
+    Args:
+        target: the target.
+        draft: None without a draft, or when none was asked for.
+        diagnostics: warnings and facts found while reading; no errors.
+    """
+
+    target: TargetModel
+    draft: Eagle3Model | None
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def load_models(
+    manifest: Manifest,
+    manifest_dir: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    with_draft: bool = True,
+) -> LoadedModels:
+    """Return the manifest's models with every weight on `device` in `dtype`.
+
+    Args:
+        manifest: as `specctl.contract.codec.load_manifest` returns it.
+        manifest_dir: the manifest file's directory; relative sources count from it.
+        device: where the weights go.
+        dtype: weights are converted to it whatever their stored dtype.
+        with_draft: whether to load the draft, too; without it its files are not looked at.
+
+    Raises:
+        DiagnosticError: SD810-SD814 (facts), SD702, SD712 (files that changed), and the codes of
+            `read_target` and `read_draft`.
+    """
+    if not with_draft:
+        manifest = _without_draft(manifest)
+    refuse_errors(_fact_problems(manifest))
+    refuse_errors(verify_digests(manifest, manifest_dir))
+    target, warnings = read_target(manifest, manifest_dir, device=device, dtype=dtype)
+    if manifest.draft is None:
+        return LoadedModels(target=target, draft=None, diagnostics=warnings)
+    draft, draft_warnings = read_draft(
+        manifest, manifest_dir, target=target, device=device, dtype=dtype
+    )
+    return LoadedModels(target=target, draft=draft, diagnostics=warnings + draft_warnings)
+
+
+def _without_draft(manifest: Manifest) -> Manifest:
+    vocabulary = msgspec.structs.replace(
+        manifest.vocabulary, token_map_file=None, token_map_digest=None
+    )
+    return msgspec.structs.replace(manifest, draft=None, vocabulary=vocabulary)
+
+
+def _fact_problems(manifest: Manifest) -> list[Diagnostic]:
+    problems = target_problems(manifest.target)
+    draft = manifest.draft
+    if draft is None:
+        return problems
+    if draft.algorithm not in _ALGORITHMS:
+        return [*problems, _unsupported_proposer(draft)]
+    return [*problems, *eagle3_problems(draft)]
+
+
+def _unsupported_proposer(draft: Draft) -> Diagnostic:
+    return diagnose(
+        "SD810",
+        where="manifest#/draft/algorithm",
+        message=f"no proposer runs a `{draft.algorithm}` draft",
+        expected=", ".join(_ALGORITHMS),
+        found=draft.algorithm,
+    )

@@ -1,0 +1,77 @@
+"""Read a target: match its files with its facts, then build it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from runtime.loading.files import WeightFiles
+from runtime.loading.match import Wanted, match_tensors
+from runtime.loading.reader import TensorReader, refuse_errors
+from runtime.loading.target_keys import target_keys
+from runtime.models import TargetModel, target_shapes
+from specctl.contract.codec import resolve_source
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.manifest import Manifest
+
+_HEAD_SUFFIX = "lm_head.weight"
+
+
+def read_target(
+    manifest: Manifest, manifest_dir: Path, *, device: torch.device, dtype: torch.dtype
+) -> tuple[TargetModel, tuple[Diagnostic, ...]]:
+    """Return the target and the warnings of its files.
+
+    Args:
+        manifest: facts, files and keys.
+        manifest_dir: directory that relative paths count from.
+        device: where the weights go.
+        dtype: of every weight.
+
+    Raises:
+        DiagnosticError: SD501, SD503, SD508 (tensors), SD815 (keys), SD816 (tied head), SD101,
+            SD104, SD132, SD135 (files).
+    """
+    facts = manifest.target
+    directory = resolve_source(facts.source, manifest_dir)
+    shapes = target_shapes(facts)
+    keys = target_keys(facts, shapes)
+    wanted = [Wanted(role=role, key=keys[role], shape=shape) for role, shape in shapes.items()]
+    with WeightFiles(directory, [file.file for file in facts.files], device=device) as files:
+        duplicate = _stored_tied_head(manifest, files)
+        warnings = refuse_errors(
+            match_tensors(
+                wanted,
+                files.tensors,
+                optional_keys=() if duplicate is None else (duplicate,),
+                source=facts.source,
+            )
+        )
+        reader = TensorReader(files, keys, dtype=dtype)
+        model = TargetModel.build(facts, reader)
+        reader.assert_all_taken()
+        if duplicate is not None:
+            _refuse_other_head(files, duplicate, facts.embedding.key)
+    return model, warnings
+
+
+def _stored_tied_head(manifest: Manifest, files: WeightFiles) -> str | None:
+    """Return the key of a head that is stored although the embedding serves as the head."""
+    if not manifest.target.is_head_tied:
+        return None
+    return next((key for key in files.tensors if key.endswith(_HEAD_SUFFIX)), None)
+
+
+def _refuse_other_head(files: WeightFiles, head_key: str, embedding_key: str) -> None:
+    if torch.equal(files.read(head_key), files.read(embedding_key)):
+        return
+    raise DiagnosticError(
+        diagnose(
+            "SD816",
+            where=files.tensors[head_key].place,
+            message=f"the head is tied, but `{head_key}` is stored with other numbers",
+            expected=f"a copy of `{embedding_key}`, or no stored head",
+            found="other values",
+        )
+    )
