@@ -1,1 +1,1 @@
-""" """
+"""Typer commands (thin), one output module, one renderer of diagnostics."""

@@ -1,1 +1,1 @@
-""" """
+"""Use cases: inspect, validate, write a manifest, explain. They return values and print nothing."""

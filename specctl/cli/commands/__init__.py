@@ -1,1 +1,1 @@
-""" """
+"""One module for each command; `specctl.cli.registry` lists them."""

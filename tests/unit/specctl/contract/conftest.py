@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -169,4 +171,17 @@ def build_manifest() -> Manifest:
 
 @pytest.fixture
 def manifest() -> Manifest:
+    """A complete manifest of a tiny target with a tiny EAGLE-3 draft."""
     return build_manifest()
+
+
+@pytest.fixture(scope="session")
+def manifest_parts() -> Manifest:
+    """The same value, shared by all examples of a property test."""
+    return build_manifest()
+
+
+@pytest.fixture(name="seal")
+def seal_function() -> Callable[[Manifest], Manifest]:
+    """The function that sets the fingerprint of a manifest."""
+    return seal

@@ -1,0 +1,63 @@
+"""The one place that prints: answers to stdout, talk to stderr.
+
+Invariants: nothing but the answer reaches stdout, so it can be piped in every mode; progress is
+drawn on stderr, only on a terminal, and never in a file or a log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, TextIO
+
+
+class Format(str, Enum):
+    """How an answer is written."""
+
+    human = "human"
+    json = "json"
+    github = "github"
+
+
+def answer(text: str) -> None:
+    """Write the answer of the command, or a part of it, to stdout."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def answer_json(value: Any) -> None:
+    """Write one JSON document to stdout; the keys keep their order."""
+    import msgspec
+
+    answer(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def talk(text: str) -> None:
+    """Write a message about the work, not a part of the answer, to stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def has_color(stream: TextIO) -> bool:
+    """Tell whether color may be written: a terminal, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Draw a bar on stderr while the body runs; yields a function that takes the step's name.
+
+    Nothing is drawn (and rich is not imported) when stderr is not a terminal or there is one step.
+    """
+    if total < 2 or not sys.stderr.isatty():
+        yield lambda step: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=total)
+        yield lambda step: bars.update(task, advance=1, description=f"{label} {step}")

@@ -1,0 +1,97 @@
+"""The commands: one table for dispatch, help, the reference page and the frozen list.
+
+Invariants: reading the table imports no command; the module of a command is
+`specctl.cli.commands.<name>` and its function has the same name, with underscores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One command.
+
+    Args:
+        name: as typed.
+        summary: one line for the list of commands, no full stop.
+        examples: complete command lines that work as written, once the files exist.
+    """
+
+    name: str
+    summary: str
+    examples: tuple[str, ...]
+
+    @property
+    def function(self) -> str:
+        """Name of the module and of the function in it."""
+        return self.name.replace("-", "_")
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        name="inspect",
+        summary="Show every fact of a draft or target, and where it was found",
+        examples=(
+            "specctl inspect path/to/draft",
+            "specctl inspect path/to/draft --target path/to/target",
+            "specctl inspect path/to/draft --json | jq .geometry",
+        ),
+    ),
+    Command(
+        name="validate",
+        summary="Check checkpoints and manifests; exit 1 when something is found",
+        examples=(
+            "specctl validate path/to/draft --target path/to/target",
+            "specctl validate manifest.yaml",
+            "specctl validate --format github checkpoints/",
+            "specctl validate --expect fixtures/expected.yaml fixtures/",
+        ),
+    ),
+    Command(
+        name="explain",
+        summary="Say what a diagnostic code means and what to do about it",
+        examples=("specctl explain SD302", "specctl explain anchor-width-mismatch"),
+    ),
+    Command(
+        name="manifest",
+        summary="Write the manifest of a target and its draft, each fact with its origin",
+        examples=(
+            "specctl manifest path/to/target path/to/draft -o manifest.yaml",
+            "specctl manifest path/to/target path/to/draft --num-speculative-tokens 4",
+            "specctl manifest path/to/target -o target-only.yaml",
+            "specctl manifest --schema",
+        ),
+    ),
+    Command(
+        name="build-token-map",
+        summary="Count a corpus and write a reduced vocabulary",
+        examples=(
+            "specctl build-token-map corpus/",
+            "specctl build-token-map a.jsonl b.txt --tokenizer path/to/target --size 8192 -o map/",
+        ),
+    ),
+    Command(
+        name="generate",
+        summary="Answer one prompt with a manifest",
+        examples=('specctl generate manifest.yaml "What is a draft model?"',),
+    ),
+    Command(
+        name="serve",
+        summary="Serve a manifest through an OpenAI-compatible HTTP interface",
+        examples=("specctl serve manifest.yaml --port 8000",),
+    ),
+    Command(
+        name="bench",
+        summary="Compare decoding with and without the draft on a prompt file",
+        examples=("specctl bench manifest.yaml --prompts prompts.jsonl --max-tokens 128",),
+    ),
+    Command(
+        name="doctor",
+        summary="Say what this machine can run and how to add what is missing",
+        examples=("specctl doctor", "specctl doctor --json"),
+    ),
+)
+
+BY_NAME: dict[str, Command] = {command.name: command for command in COMMANDS}

@@ -1,0 +1,61 @@
+"""The one renderer of diagnostics: terminal text, GitHub annotation lines."""
+
+from __future__ import annotations
+
+from specctl.contract.diagnostics import Diagnostic
+
+_COLORS = {"error": "31", "warning": "33", "info": "36"}
+_GITHUB = {"error": "error", "warning": "warning", "info": "notice"}
+_WIDE = 100
+
+
+def human(diagnostic: Diagnostic, *, color: bool = False) -> str:
+    """Return the terminal form: headline, place, both values, help, notes."""
+    d = diagnostic
+    severity = f"{d.severity:<7}"
+    if color:
+        severity = f"\033[{_COLORS[d.severity]}m{severity}\033[0m"
+    lines = [f"{d.code} {severity} {d.slug}: {d.message}", f"  --> {d.where}"]
+    if d.expected is not None and d.found is not None:
+        both = f"   expected: {d.expected}      found: {d.found}"
+        if len(both) <= _WIDE:
+            lines.append(both)
+        else:
+            lines += [f"   expected: {d.expected}", f"      found: {d.found}"]
+    elif d.expected is not None:
+        lines.append(f"   expected: {d.expected}")
+    elif d.found is not None:
+        lines.append(f"      found: {d.found}")
+    if d.help is not None:
+        lines.append(f"   help: {d.help}")
+    lines += [f"   note: {note}" for note in d.notes]
+    lines.append(f"   more: specctl explain {d.code}")
+    return "\n".join(lines)
+
+
+def github(diagnostic: Diagnostic) -> str:
+    """Return one workflow command line, which GitHub shows next to the file.
+
+    *Source:* GitHub Actions workflow commands: `%`, CR and LF are escaped in data, `:` and `,` also
+    in properties.
+    """
+    d = diagnostic
+    file = d.where.partition("#")[0].partition("::")[0]
+    text = [d.message, f"at {d.where}"]
+    if d.expected is not None:
+        text.append(f"expected: {d.expected}")
+    if d.found is not None:
+        text.append(f"found: {d.found}")
+    if d.help is not None:
+        text.append(f"help: {d.help}")
+    title = _escape_property(f"{d.code} {d.slug}")
+    body = _escape("\n".join(text))
+    return f"::{_GITHUB[d.severity]} file={_escape_property(file)},title={title}::{body}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape(text).replace(":", "%3A").replace(",", "%2C")
