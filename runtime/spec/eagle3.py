@@ -3,7 +3,7 @@
 Entry p pairs the token at p + 1 with the target's state at p; it sits at position p, writes its KV
 into the slot of position p and proposes the token at p + 2. `observe` runs the entries whose states
 the target has computed, so the draft's KV of committed positions never holds a chain's own guess.
-A request with newest token at L (KV known for 0..L - 1) starts a round from entry L - 1; chain entry
+A request with newest token at L (KV known for 0..L - 1) starts a round at entry L - 1; chain entry
 j pairs draft j with the feedback of the step before, at position L + j.
 
 Drafts are mapped to target ids before they are stored or fed back. A sampled request drafts the

@@ -159,7 +159,7 @@ def gumbel_rows(
     """
     blocks = torch.arange(-(-num_ids // _WORDS), dtype=torch.int64, device=device)
     words = torch.stack(_counter_words(keys, blocks, kind), dim=-1)
-    return gumbel_from_words(words.reshape(len(keys), -1)[:, :num_ids])
+    return gumbel_from_words(words.flatten(start_dim=1)[:, :num_ids])
 
 
 def gumbel_at(
