@@ -73,8 +73,12 @@ def head_rms_norm(x_MHP: torch.Tensor, weight_P: torch.Tensor, eps: float) -> to
     Exactness: as `rms_norm`, a head being a row.
     Graph-safe: yes (CUDA).
     """
+    if x_MHP.is_cuda:
+        from runtime.kernels.cuda.norm import launch_head_rms_norm
+
+        return launch_head_rms_norm(x_MHP, weight_P, eps)
     num_rows, num_heads, head_dim = x_MHP.shape
-    flat = rms_norm(x_MHP.reshape(num_rows * num_heads, head_dim), weight_P, eps)
+    flat = rms_norm_twin(x_MHP.reshape(num_rows * num_heads, head_dim), weight_P, eps)
     return flat.view(num_rows, num_heads, head_dim)
 
 

@@ -1,0 +1,129 @@
+"""Root-mean-square norms on CUDA: one program per row or head, a tree fixed by the width.
+
+Legend: M rows, D width, H heads, P head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from runtime.kernels.cuda.device import inner_contiguous, power_of_two
+
+
+@triton.jit
+def _normalise(x, w, eps, WIDTH: tl.constexpr):
+    mean_square = tl.sum(x * x, axis=0) / WIDTH
+    scaled = x * tl.rsqrt(mean_square + eps)
+    return scaled.to(w.dtype).to(tl.float32) * w.to(tl.float32)
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    eps,
+    stride_row,
+    stride_head,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Normalise head `program % HEADS` of row `program // HEADS`; out is contiguous."""
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    source = x_ptr + (program // HEADS) * stride_row + (program % HEADS) * stride_head
+    x = tl.load(source + columns, mask=mask, other=0.0).to(tl.float32)
+    w = tl.load(w_ptr + columns, mask=mask, other=0.0)
+    y = _normalise(x, w, eps, WIDTH)
+    tl.store(out_ptr + program * WIDTH + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    w_ptr,
+    out_ptr,
+    new_residual_ptr,
+    eps,
+    stride_x,
+    stride_residual,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add, round, store the residual, and normalise the rounded sum of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
+    residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
+    total = (residual.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
+    tl.store(new_residual_ptr + row * WIDTH + columns, total, mask=mask)
+    w = tl.load(w_ptr + columns, mask=mask, other=0.0)
+    y = _normalise(total.to(tl.float32), w, eps, WIDTH)
+    tl.store(out_ptr + row * WIDTH + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def launch_rms_norm(x_MD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    """Launch `rms_norm`."""
+    return launch_head_rms_norm(x_MD.unsqueeze(1), weight_D, eps).squeeze(1)
+
+
+def launch_head_rms_norm(x_MHP: torch.Tensor, weight_P: torch.Tensor, eps: float) -> torch.Tensor:
+    """Launch `head_rms_norm`; rows and heads may be strided."""
+    x_MHP = inner_contiguous(x_MHP)
+    num_rows, num_heads, width = x_MHP.shape
+    out = torch.empty((num_rows, num_heads, width), dtype=x_MHP.dtype, device=x_MHP.device)
+    if num_rows == 0:
+        return out
+    rms_norm_kernel[(num_rows * num_heads,)](
+        x_MHP,
+        weight_P,
+        out,
+        eps,
+        x_MHP.stride(0),
+        x_MHP.stride(1) if num_heads > 1 else 0,
+        HEADS=num_heads,
+        **norm_constants(width),
+        num_warps=norm_warps(width),
+    )
+    return out
+
+
+def launch_add_rms_norm(
+    x_MD: torch.Tensor, residual_MD: torch.Tensor, weight_D: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch `add_rms_norm`."""
+    x_MD, residual_MD = inner_contiguous(x_MD), inner_contiguous(residual_MD)
+    num_rows, width = x_MD.shape
+    out = torch.empty((num_rows, width), dtype=x_MD.dtype, device=x_MD.device)
+    new_residual = torch.empty_like(out)
+    if num_rows == 0:
+        return out, new_residual
+    add_rms_norm_kernel[(num_rows,)](
+        x_MD,
+        residual_MD,
+        weight_D,
+        out,
+        new_residual,
+        eps,
+        x_MD.stride(0),
+        residual_MD.stride(0),
+        **norm_constants(width),
+        num_warps=norm_warps(width),
+    )
+    return out, new_residual
+
+
+def norm_constants(width: int) -> dict[str, int]:
+    """Return the compile-time arguments that follow the width."""
+    return {"WIDTH": width, "BLOCK": power_of_two(width)}
+
+
+def norm_warps(width: int) -> int:
+    """Return the warps of a norm program, a function of the width alone."""
+    return 1 if width <= 256 else 4 if width <= 2048 else 8

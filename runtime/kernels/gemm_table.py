@@ -1,0 +1,167 @@
+"""Pinned tiles of every dense product: what fixes the order of a row's sums on CUDA.
+
+An entry is chosen by the weight's shape, the element size and the GPU architecture, never by the
+number of rows. BLOCK_M alone follows the number of rows: it says which rows share a program, not
+how a row is summed (seen bit-equal for 16, 32 and 64 on an H200; the GPU tests repeat it).
+A shape outside the table gets an entry from one rule over the same facts.
+
+Head tiles take BLOCK_K from K alone and SPLIT_K = 1, so a head made of some rows of another sums in
+the same order.
+
+Legend: N output features, K input features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from runtime.kernels.rows import SEGMENT
+
+ATTENTION_TILE = 64
+"""Keys per inner step of CUDA attention, at absolute multiples of itself."""
+
+BLOCK_M_CHOICES = (16, 32, 64)
+_RULE_VERSION = 1
+_STAGE_BYTES = 98_304  # shared memory of the rule's pipeline: fits every architecture since sm_80
+_MAX_SPLIT_K = 8
+_NUM_SMS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 188}
+_NUM_SMS_UNKNOWN = 128
+_TABLED_ARCH = 90
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmConfig:
+    """Tile of one dense product.
+
+    Args:
+        block_n: output features per program.
+        block_k: input features per inner step, a power of two >= 16.
+        split_k: parts of K summed apart and added in order 0..split_k - 1.
+        num_warps: warps of a program.
+        num_stages: depth of the load pipeline.
+    """
+
+    block_n: int
+    block_k: int
+    split_k: int
+    num_warps: int = 4
+    num_stages: int = 4
+
+
+# sm_90, 2-byte elements, (N, K). Block sizes measured on an H200 (bandwidth within a few percent of
+# the vendor library at M = 1..8); warps and stages are not tuned yet.
+_TABLE: dict[tuple[int, int], GemmConfig] = {
+    # SmolLM2-135M: qkv, o, gate and up, down
+    (960, 576): GemmConfig(block_n=16, block_k=64, split_k=1),
+    (576, 576): GemmConfig(block_n=16, block_k=64, split_k=1),
+    (3072, 576): GemmConfig(block_n=16, block_k=64, split_k=1),
+    (576, 1536): GemmConfig(block_n=32, block_k=128, split_k=4),
+    # Llama-3.2-1B: gate and up, down
+    (16384, 2048): GemmConfig(block_n=64, block_k=64, split_k=1),
+    (2048, 8192): GemmConfig(block_n=32, block_k=256, split_k=4),
+    # Qwen3-8B: qkv, o, gate and up, down
+    (6144, 4096): GemmConfig(block_n=64, block_k=128, split_k=1),
+    (4096, 4096): GemmConfig(block_n=32, block_k=256, split_k=1),
+    (24576, 4096): GemmConfig(block_n=64, block_k=128, split_k=1),
+    (4096, 12288): GemmConfig(block_n=64, block_k=128, split_k=2),
+}
+
+
+def gemm_config(
+    out_features: int, in_features: int, *, element_bytes: int, arch: int
+) -> GemmConfig:
+    """Return the pinned tile of a weight.
+
+    Args:
+        out_features: N.
+        in_features: K.
+        element_bytes: size of an element of the inputs, 2 or 4.
+        arch: compute capability as major * 10 + minor.
+    """
+    if is_tabled(out_features, in_features, element_bytes=element_bytes, arch=arch):
+        return _TABLE[out_features, in_features]
+    return _rule(out_features, in_features, element_bytes=element_bytes, arch=arch)
+
+
+def is_tabled(out_features: int, in_features: int, *, element_bytes: int, arch: int) -> bool:
+    """Whether a weight's tile was tuned, not computed by the rule."""
+    return element_bytes == 2 and arch == _TABLED_ARCH and (out_features, in_features) in _TABLE
+
+
+def head_config(out_features: int, in_features: int, *, element_bytes: int) -> GemmConfig:
+    """Return the pinned tile of a head; BLOCK_K and SPLIT_K follow K and the element size alone.
+
+    Args:
+        out_features: rows of the head.
+        in_features: K.
+        element_bytes: size of an element of the inputs, 2 or 4.
+    """
+    block_n = 128 if out_features >= 65_536 else 64 if out_features >= 16_384 else 32
+    if element_bytes == 4:
+        block_n = min(block_n, 64)
+    block_k = _rule_block_k(in_features, element_bytes)
+    num_stages = _rule_stages(block_n, block_k, element_bytes)
+    return GemmConfig(block_n=block_n, block_k=block_k, split_k=1, num_stages=num_stages)
+
+
+def block_m_for(num_rows: int) -> int:
+    """Return the rows of a program: the smallest choice that holds all rows, else the largest."""
+    for block_m in BLOCK_M_CHOICES:
+        if num_rows <= block_m:
+            return block_m
+    return BLOCK_M_CHOICES[-1]
+
+
+def gemm_table_digest() -> str:
+    """Return the digest of everything here that fixes bits; two processes compare it."""
+    facts = {
+        "table": sorted([*shape, asdict(config)] for shape, config in _TABLE.items()),
+        "tabled_arch": _TABLED_ARCH,
+        "rule": [_RULE_VERSION, _STAGE_BYTES, _MAX_SPLIT_K, _NUM_SMS, _NUM_SMS_UNKNOWN],
+        "block_m": BLOCK_M_CHOICES,
+        "attention": [SEGMENT, ATTENTION_TILE],
+    }
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def tabled_shapes() -> tuple[tuple[int, int], ...]:
+    """Return the (N, K) of every tuned entry."""
+    return tuple(sorted(_TABLE))
+
+
+def _rule(out_features: int, in_features: int, *, element_bytes: int, arch: int) -> GemmConfig:
+    num_sms = _NUM_SMS.get(arch, _NUM_SMS_UNKNOWN)
+    block_n = 64
+    while block_n > 16 and -(-out_features // block_n) < num_sms:
+        block_n //= 2
+    block_k = _rule_block_k(in_features, element_bytes)
+    num_tiles = -(-out_features // block_n)
+    split_k = 1
+    while (
+        split_k < _MAX_SPLIT_K
+        and num_tiles * split_k * 2 <= num_sms
+        and in_features >= split_k * 2 * 2 * block_k
+    ):
+        split_k *= 2
+    return GemmConfig(
+        block_n=block_n,
+        block_k=block_k,
+        split_k=split_k,
+        num_stages=_rule_stages(block_n, block_k, element_bytes),
+    )
+
+
+def _rule_block_k(in_features: int, element_bytes: int) -> int:
+    if element_bytes == 4:
+        return 32
+    if in_features <= 32:
+        return 32
+    return 128 if in_features >= 1536 else 64
+
+
+def _rule_stages(block_n: int, block_k: int, element_bytes: int) -> int:
+    stage_bytes = (BLOCK_M_CHOICES[-1] + block_n) * block_k * element_bytes
+    return max(2, min(4, _STAGE_BYTES // stage_bytes))
