@@ -115,7 +115,7 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="As many requests wait as the server lets wait.",
         why="A longer queue only adds waiting time and memory; the answer is 429 with Retry-After.",
-        fix="Try again after the seconds in `Retry-After`, or raise `--max-queue`",
+        fix="Try again after the seconds in `Retry-After`, or raise `--max-num-waiting`",
     ),
     Code(
         code="SD915",

@@ -1,0 +1,53 @@
+"""The resolved settings of a server, each with where its value comes from."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import msgspec
+
+from runtime.config import RuntimeConfig
+from specctl.contract.manifest import Manifest
+
+_NOT_SETTINGS = ("origins", "diagnostics")
+
+
+def info_object(
+    config: RuntimeConfig, manifest: Manifest, server: dict[str, object]
+) -> dict[str, object]:
+    """Build the document of `/info`.
+
+    Args:
+        config: settings of the engine.
+        manifest: the served manifest.
+        server: settings of the HTTP side.
+    """
+    settings = {
+        item.name: {
+            "value": _plain(getattr(config, item.name)),
+            "origin": config.origins.get(item.name, "derived"),
+        }
+        for item in fields(config)
+        if item.name not in _NOT_SETTINGS
+    }
+    return {
+        "settings": settings,
+        "server": server,
+        "manifest": {
+            "fingerprint": manifest.fingerprint,
+            "specctl_version": manifest.specctl_version,
+            "schema_version": manifest.schema_version,
+            "target": manifest.target.source,
+            "draft": manifest.draft.source if manifest.draft else None,
+            "verification": manifest.sampling.verification,
+        },
+        "diagnostics": [msgspec.to_builtins(item) for item in config.diagnostics],
+    }
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value).removeprefix("torch.")

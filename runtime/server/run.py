@@ -1,0 +1,92 @@
+"""Starts the HTTP server and stops it gracefully.
+
+Shutdown: at SIGTERM or SIGINT the listening socket closes and new requests on open connections get
+503; running requests have the grace time to finish; what is left then ends with an SD915 error
+event and `[DONE]`; the exit status is 0. A second SIGINT stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from runtime.server.app import Services, make_app
+from runtime.server.front import Front
+
+DEFAULT_GRACE_S = 30.0
+_AFTER_GRACE_S = 5.0  # for the last events to reach slow clients
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listen:
+    """Where and how long to serve.
+
+    Args:
+        port: 0 takes a free one; the log line names it.
+        grace_s: seconds that running requests have after SIGTERM.
+        log_level: uvicorn's (`warning`, `info`, ...).
+    """
+
+    host: str
+    port: int
+    grace_s: float = DEFAULT_GRACE_S
+    log_level: str = "info"
+
+
+def serve_http(services: Services, listen: Listen) -> None:
+    """Serve until a signal ends it; returns after a graceful shutdown.
+
+    Raises:
+        SystemExit: the port is taken (uvicorn logs which).
+    """
+    config = uvicorn.Config(
+        make_app(services),
+        host=listen.host,
+        port=listen.port,
+        log_level=listen.log_level,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(listen.grace_s + _AFTER_GRACE_S),
+    )
+    _Server(config, services.front, grace_s=listen.grace_s).run()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with a drain of the engine, and without raising the signal again at the end."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, *, grace_s: float) -> None:
+        super().__init__(config)
+        self._front = front
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the door, give running requests their grace, then end them."""
+        self._front.close_admission()
+        timer = asyncio.get_running_loop().call_later(
+            self._grace_s, self._front.end_all, self._grace_s
+        )
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while serving; uvicorn would raise them again and exit by signal."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
