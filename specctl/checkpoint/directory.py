@@ -18,10 +18,10 @@ from typing import Any
 from specctl.checkpoint.checkpoint import Checkpoint, Container, Layout
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.index import SHARD_NAME, Index, read_index, reconcile
-from specctl.checkpoint.json_text import printable, read_object
+from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.safetensors_header import read_header
 from specctl.checkpoint.source import resolve_source
-from specctl.checkpoint.tensor_entry import TensorEntry
+from specctl.checkpoint.tensor_entry import TensorEntry, printable
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.manifest import WeightFile
 

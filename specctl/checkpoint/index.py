@@ -8,13 +8,14 @@ the checkpoint's directory is ever opened. The index decides which files belong 
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from specctl.checkpoint.findings import Findings
-from specctl.checkpoint.json_text import printable, read_object
-from specctl.checkpoint.tensor_entry import TensorEntry, place
+from specctl.checkpoint.json_text import read_object
+from specctl.checkpoint.tensor_entry import TensorEntry, place, printable
 
 SHARD_NAME = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})\.(safetensors|bin)")
 
@@ -51,7 +52,7 @@ def read_index(root: Path, file: str, findings: Findings) -> Index | None:
             where=f"{file}#/weight_map",
             message="the index has no `weight_map` with entries",
             expected="an object of tensor names to file names",
-            found="missing" if "weight_map" not in table else printable(repr(weight_map)),
+            found="missing" if "weight_map" not in table else printable(reprlib.repr(weight_map)),
         )
         return None
     usable: dict[str, str] = {}
@@ -63,7 +64,7 @@ def read_index(root: Path, file: str, findings: Findings) -> Index | None:
                 "SD127",
                 where=f"{file}#/weight_map/{_pointer(key)}",
                 message="the file name is not text",
-                found=printable(repr(shard)),
+                found=printable(reprlib.repr(shard)),
             )
             continue
         if shard not in verdicts:
@@ -226,7 +227,7 @@ def _check_listing(
         found = "no file that was read" if stored is None else f"`{stored.file}`"
         findings.add(
             "SD125",
-            where=place(shard, printable(key)),
+            where=place(shard, key),
             message=f"`{index.file}` places this tensor here; it is in {found}",
             expected=f"`{shard}`",
             found=found,

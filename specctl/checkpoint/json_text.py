@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint.findings import Findings
+from specctl.checkpoint.tensor_entry import printable
 
 MAX_JSON_BYTES = 100_000_000
+MAX_JSON_DEPTH = 100
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -121,6 +123,9 @@ def _accept(
             found=kind,
         )
         return None
+    if code != "SD101" and not _is_shallow(value):
+        findings.add(code, where=file, message=f"the {what} is nested too deeply to be read")
+        return None
     if b"\\u" in raw and not _is_encodable(value):
         findings.add(
             code,
@@ -131,20 +136,26 @@ def _accept(
     return value
 
 
+def _is_shallow(value: object) -> bool:
+    """Tell whether no container is deeper than `MAX_JSON_DEPTH`, so that callers may recurse."""
+    level: list[object] = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        inner: list[object] = []
+        for item in level:
+            values = item.values() if isinstance(item, dict) else item
+            inner.extend(v for v in values if isinstance(v, (dict, list)))  # type: ignore[attr-defined]
+        if not inner:
+            return True
+        level = inner
+    return False
+
+
 def _is_encodable(value: object) -> bool:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, RecursionError):
         return False
     return True
-
-
-def printable(text: str) -> str:
-    """Return `text` bounded to 120 characters with control and surrogate characters escaped."""
-    short = text if len(text) <= 120 else text[:117] + "..."
-    if short.isprintable():
-        return short
-    return short.encode("unicode_escape").decode("ascii")
 
 
 def read_object(
@@ -170,7 +181,7 @@ def read_object(
             )
             return None, None
         with path.open("rb") as stream:
-            raw = stream.read(MAX_JSON_BYTES + 1)
+            raw = stream.read(size)  # a larger number would be allocated at once
     except OSError as error:
         findings.add("SD135", where=file, message=f"cannot be read: {error.strerror}")
         return None, None

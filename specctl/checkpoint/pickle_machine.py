@@ -139,6 +139,9 @@ class PickleMachine:
             stack.append(self._pop_to_mark())
         elif name == "EMPTY_DICT":
             stack.append({})
+        elif name == "DICT":
+            values = self._pop_to_mark()
+            stack.append(dict(zip(map(_key, values[::2]), values[1::2], strict=True)))
         elif name == "APPEND":
             value = self._pop()
             self._target(list).append(value)
@@ -147,10 +150,11 @@ class PickleMachine:
             self._target(list).extend(values)
         elif name == "SETITEM":
             value, key = self._pop(), self._pop()
-            self._target(dict)[key] = value
+            self._target(dict)[_key(key)] = value
         elif name == "SETITEMS":
             values = self._pop_to_mark()
-            self._target(dict).update(zip(values[::2], values[1::2], strict=True))
+            keys = (_key(k) for k in values[::2])
+            self._target(dict).update(zip(keys, values[1::2], strict=True))
         else:
             self._step_object(name, argument, position)
 
@@ -180,3 +184,10 @@ class PickleMachine:
         if type(target) is not kind:
             raise PickleRefusedError(f"damaged pickle: {kind.__name__} expected")
         return target
+
+
+def _key(value: Any) -> Any:
+    # Hashing a tuple nested a million deep overflows the C stack; plain tables have plain keys.
+    if value is None or isinstance(value, (str, int, float, bytes)):
+        return value
+    raise PickleRefusedError(f"a {type(value).__name__} as a dictionary key")

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint.findings import Findings
-from specctl.checkpoint.json_text import parse_object, printable
+from specctl.checkpoint.json_text import parse_object
 from specctl.checkpoint.sniff import SNIFF_BYTES, report_foreign
-from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
 from specctl.contract.manifest import WeightFile
 
 MAX_HEADER_BYTES = 100_000_000
@@ -163,7 +164,7 @@ def _entry(
     if not isinstance(value, dict):
         findings.add(
             "SD101",
-            where=place(file, printable(key)),
+            where=place(file, key),
             message="the header entry is not an object with dtype, shape and data_offsets",
             found=type(value).__name__,
         )
@@ -191,7 +192,7 @@ def _entry(
     begin, end = offsets  # type: ignore[misc]
     where = None
     if count >= _MAX_COUNT:
-        where = place(file, printable(key), shape, dtype)
+        where = place(file, key, shape, dtype)
         findings.add(
             "SD115",
             where=where,
@@ -200,7 +201,7 @@ def _entry(
             found=count,
         )
     elif count * bits != (end - begin) * 8:
-        where = place(file, printable(key), shape, dtype)
+        where = place(file, key, shape, dtype)
         findings.add(
             "SD113",
             where=where,
@@ -231,7 +232,7 @@ def _report_extra_keys(
     extra = ", ".join(f"`{printable(k)}`" for k in sorted(set(value) - _ENTRY_KEYS)[:5])
     findings.add(
         "SD101",
-        where=place(file, printable(key)),
+        where=place(file, key),
         message=f"the header entry has keys that the format does not define: {extra}",
         expected="dtype, shape and data_offsets only",
         is_error=False,
@@ -248,10 +249,10 @@ def _report_entry(
     file: str,
     findings: Findings,
 ) -> None:
-    where = place(file, printable(key))
+    where = place(file, key)
 
     def text(field: str) -> str:
-        return printable(repr(value[field])) if field in value else "missing"
+        return printable(reprlib.repr(value[field])) if field in value else "missing"
 
     if bits is None:
         findings.add(

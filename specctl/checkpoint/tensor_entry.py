@@ -66,8 +66,22 @@ class TensorEntry:
         return place(self.file, self.key, self.shape, self.dtype)
 
 
+def printable(text: str) -> str:
+    """Return `text` bounded to 120 characters, control and surrogate characters escaped.
+
+    Names come from untrusted files and end in terminals.
+    """
+    short = text if len(text) <= 120 else text[:117] + "..."
+    if short.isprintable():
+        return short
+    return short.encode("unicode_escape").decode("ascii")
+
+
 def place(file: str, key: str, shape: object = None, dtype: object = None) -> str:
-    """Return `file::key[shape dtype]`, leaving out what is unknown."""
-    dims = ",".join(str(d) for d in shape) if isinstance(shape, (tuple, list)) else None
+    """Return `file::key[shape dtype]`, leaving out what is unknown; names through `printable`."""
+    dims = None
+    if isinstance(shape, (tuple, list)):
+        dims = printable(",".join(str(dim) for dim in shape[:16]))
     inner = " ".join(p for p in (dims, dtype) if isinstance(p, str) and p)
-    return f"{file}::{key}[{inner}]" if inner else f"{file}::{key}"
+    tensor = f"{printable(file)}::{printable(key)}"
+    return f"{tensor}[{inner}]" if inner else tensor

@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any
 
 from specctl.checkpoint.findings import Findings
-from specctl.checkpoint.json_text import printable
 from specctl.checkpoint.pickle_machine import (
     MAX_PICKLE_BYTES,
     GlobalName,
@@ -28,7 +27,7 @@ from specctl.checkpoint.pickle_machine import (
     UnknownGlobalError,
 )
 from specctl.checkpoint.sniff import SNIFF_BYTES, content_name, report_foreign
-from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
 from specctl.contract.manifest import WeightFile
 
 _STORAGES: MappingProxyType[str, str] = MappingProxyType(
@@ -72,12 +71,22 @@ def reduce_plain(name: str, arguments: tuple[Any, ...]) -> Any:
         UnknownGlobalError: any other name.
     """
     if name == "collections.OrderedDict":
-        return dict(arguments[0]) if arguments else {}
+        return _ordered(arguments)
     if name == "torch._utils._rebuild_parameter" and len(arguments) >= 1:
         return arguments[0]
     if name == "torch._utils._rebuild_tensor_v2" and len(arguments) >= 4:
         return _tensor(*arguments[:4])
     raise UnknownGlobalError(name)
+
+
+def _ordered(arguments: tuple[Any, ...]) -> dict[Any, Any]:
+    pairs = arguments[0] if arguments else []
+    is_pairs = isinstance(pairs, list) and all(
+        isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str) for p in pairs
+    )
+    if not is_pairs:
+        raise PickleRefusedError("an ordered dictionary of something other than named pairs")
+    return {p[0]: p[1] for p in pairs}
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> PickledTensor:
@@ -86,7 +95,9 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> PickledTensor
         raise PickleRefusedError("a tensor without a storage record")
     _, kind, key, _, size = record[:5]
     if not isinstance(kind, GlobalName) or kind.name not in _STORAGES:
-        raise UnknownGlobalError(kind.name if isinstance(kind, GlobalName) else repr(kind)[:80])
+        raise UnknownGlobalError(
+            kind.name if isinstance(kind, GlobalName) else f"storage of a {type(kind).__name__}"
+        )
     if not isinstance(key, str) or not _is_counts((size, offset)):
         raise PickleRefusedError("a storage record with wrong fields")
     if not _is_counts(shape) or not _is_counts(stride) or len(shape) != len(stride):
@@ -137,6 +148,7 @@ class TorchArchive:
         info = self._stored(self._pickle_name)
         if info.file_size > MAX_PICKLE_BYTES:
             raise PickleRefusedError(f"`{info.filename}` has {info.file_size} bytes")
+        self._data_start(info)  # the member lies in the file: its size may be allocated
         order_name = self._prefix + "byteorder"
         if order_name in self._zip.NameToInfo:
             order = self._stored(order_name)
@@ -195,8 +207,11 @@ class TorchArchive:
     def directory_digest(self) -> str:
         """Return `sha256:` of the zip's central directory (members' names, sizes, CRCs)."""
         with self._path.open("rb") as stream:
+            length = stream.seek(0, 2) - self._zip.start_dir
+            if length > MAX_PICKLE_BYTES:
+                raise PickleRefusedError(f"the zip directory has {length} bytes")
             stream.seek(self._zip.start_dir)
-            return "sha256:" + hashlib.sha256(stream.read(MAX_PICKLE_BYTES)).hexdigest()
+            return "sha256:" + hashlib.sha256(stream.read(length)).hexdigest()
 
 
 def with_archive(
@@ -280,11 +295,11 @@ def read_torch_tensors(
 def _table_entry(
     archive: TorchArchive, key: object, value: object, file: str, findings: Findings
 ) -> TensorEntry | None:
-    name = key if isinstance(key, str) else repr(key)[:80]
+    name = key if isinstance(key, str) else f"key of a {type(key).__name__}"
     if not isinstance(key, str) or not isinstance(value, PickledTensor):
         findings.add(
             "SD132",
-            where=place(file, printable(name)),
+            where=place(file, name),
             message=f"the table holds a {type(value).__name__} where a tensor should be",
             help="Save the model's own state dict, without optimizer or trainer state",
         )
@@ -292,7 +307,7 @@ def _table_entry(
     try:
         begin, end = archive.byte_range(value)
     except PickleRefusedError as error:
-        where = place(file, printable(name), value.shape, value.dtype)
+        where = place(file, name, value.shape, value.dtype)
         findings.add("SD132", where=where, message=str(error))
         return None
     return TensorEntry(

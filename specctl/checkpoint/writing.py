@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
         OSError: the directory is missing or not writable, or the disk is full.
     """
     target = Path(path)
-    temporary = target.with_name(f".{target.name[:150]}.{secrets.token_hex(6)}.tmp")
+    temporary = target.with_name(f".{target.name[:150]}.{os.urandom(6).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         with os.fdopen(descriptor, "w+b") as stream:
