@@ -1,11 +1,11 @@
 """The normalized in-memory forms of a target and a draft: facts and a tensor table, no weights.
 
-Invariants: values are frozen and built whole by a reader of `specctl.formats`. A fact that the files
-do not state and no rule of the format fixes is None ("open"); it is never guessed. Every fact that is
-not None has an origin under its manifest path (`draft.aux_layer_ids`, `geometry`, ...), found by
-longest prefix. `diagnostics` holds the reader's own findings only: those of the container are in
-`Checkpoint.diagnostics`, those of the checks are returned by `specctl.checks`; no finding is in two
-of them.
+Invariants: values are frozen and built whole by a reader of `specctl.formats`. A fact that the
+files do not state and no rule of the format fixes is None ("open"); it is never guessed. Every fact
+that is not None has an origin under its manifest path (`draft.aux_layer_ids`, `geometry`, ...),
+found by longest prefix. `diagnostics` holds the reader's own findings only: those of the container
+are in `Checkpoint.diagnostics`, those of the checks are returned by `specctl.checks`; no finding is
+in two of them.
 Aux layer ids are 0-based and mean the output of that layer; -1 is the embedding output.
 """
 
@@ -24,10 +24,12 @@ from specctl.contract.manifest import (
     Geometry,
     MarkovHead,
     Origin,
+    Sharing,
     Target,
     TensorRef,
     WeightFile,
 )
+from specctl.contract.vocabulary_map import offsets_to_absolute, target_mask
 
 TargetFormat = Literal["huggingface"]
 Role = Literal["target", "draft"]
@@ -58,17 +60,18 @@ class TargetCheckpoint:
     Args:
         root: directory it was read from.
         format: always `huggingface`.
+        architecture: first entry of the config's `architectures`, empty when it has none.
         decoder: None when the architecture is not supported or a dimension is missing.
         vocab_size: rows of the embedding; the config's number when there is no embedding.
         declared_vocab_size: `vocab_size` of the config.
-        tensors: canonical role -> tensor (`embedding`, `head`, `norm`, `layers.0.q_proj.weight`...).
+        tensors: canonical role -> tensor; roles are in `contract.roles`.
         unmapped: keys of the files that no role takes, sorted.
-        num_layers: counted from tensors, else from the config; kept for unsupported architectures.
+        num_layers: counted from tensors, else from the config; kept for other architectures.
     """
 
     root: Path
     format: TargetFormat
-    architecture: str | None
+    architecture: str
     config_digest: str | None
     dtype: str | None
     decoder: Decoder | None
@@ -92,8 +95,7 @@ class TargetCheckpoint:
     def to_target(self, *, source: str, revision: str | None) -> Target | None:
         """Return the manifest section, or None while a required fact is open."""
         if (
-            self.architecture is None
-            or self.config_digest is None
+            self.config_digest is None
             or self.dtype is None
             or self.decoder is None
             or self.vocab_size is None
@@ -127,15 +129,16 @@ class DraftCheckpoint:
 
     Args:
         root: directory it was read from.
+        architecture: first entry of the config's `architectures`, empty when it has none.
         decoder: shape of the draft's own layers, None when a dimension is missing.
         hidden_size: draft width; kept here for the case that `decoder` is None.
         target_hidden_size: width of one captured target state.
+        target_num_layers: layers of the target as the draft's file numbers them (MTP), else None.
         target_vocab_size: target ids the draft knows (its config's `vocab_size`, t2d rows).
         draft_vocab_size: rows of the draft's head; equal to the target's for an identity map.
         num_aux_states: captured target states that `fc` concatenates; None for MTP.
         declared_aux_ids: the list as written in the config, in `aux_numbering`.
         aux_layer_ids: the same in canonical numbering (0-based, output of that layer).
-        has_norm_before_residual: None when the file does not say and its readers disagree.
         declared_num_speculative_tokens: token count written in the config.
         geometry: None while the token count is open.
         d2t: on-disk vector as stored, without interpretation.
@@ -143,19 +146,20 @@ class DraftCheckpoint:
         draft_to_target: absolute target ids in draft-id order; None without a map tensor or
             when its encoding is not decided.
         verifier: the target's name as the draft's config gives it.
-        tensors: canonical role -> tensor; roles are in `specctl.formats.names`.
+        tensors: canonical role -> tensor; roles are in `contract.roles`.
         unmapped: keys of the files that no role takes, sorted.
     """
 
     root: Path
     format: DraftFormat
     algorithm: Algorithm
-    architecture: str | None
+    architecture: str
     config_digest: str | None
     dtype: str | None
     decoder: Decoder | None
     hidden_size: int | None
     target_hidden_size: int | None
+    target_num_layers: int | None
     target_vocab_size: int | None
     draft_vocab_size: int | None
     num_aux_states: int | None
@@ -163,7 +167,7 @@ class DraftCheckpoint:
     aux_layer_ids: tuple[int, ...] | None
     aux_numbering: AuxNumbering | None
     has_fc_bias: bool
-    has_norm_before_residual: bool | None
+    has_norm_before_residual: bool
     has_norm_before_fc: bool
     has_fc_norm: bool
     has_norm_output: bool
@@ -197,6 +201,14 @@ class DraftCheckpoint:
         """Tell whether the draft's files hold an output head."""
         return "head" in self.tensors
 
+    def sharing(self) -> Sharing:
+        """Return where the draft's embedding and head come from, on one stage and on many."""
+        return Sharing(
+            embedding_single_stage="own" if self.has_own_embedding else "target",
+            embedding_multi_stage="own" if self.has_own_embedding else "checkpoint",
+            head="own" if self.has_own_head else "target",
+        )
+
     @property
     def map_kind(self) -> Literal["identity", "reduced"] | None:
         """Return the kind of vocabulary map, None while a vocabulary size is open."""
@@ -207,12 +219,10 @@ class DraftCheckpoint:
     def to_draft(self, *, source: str, revision: str | None) -> Draft | None:
         """Return the manifest section, or None while a required fact is open."""
         if (
-            self.architecture is None
-            or self.config_digest is None
+            self.config_digest is None
             or self.dtype is None
             or self.decoder is None
             or self.target_hidden_size is None
-            or self.has_norm_before_residual is None
             or (self.aux_layer_ids is None and self.algorithm != "mtp")
         ):
             return None
@@ -272,4 +282,73 @@ def block_geometry(
         verify_width=gamma + 1,
         sample_from_anchor=sample_from_anchor,
         draft_block_size=draft_block_size,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MapEncoding:
+    """How a stored `d2t` is to be read.
+
+    Args:
+        kind: `ambiguous` when both readings are valid maps and no mask decides, `invalid` when
+            neither is.
+        evidence: why, for messages.
+        draft_to_target: absolute target ids in draft-id order under that reading; under `invalid`
+            the offsets' reading, which is what the formats store; None when ambiguous.
+    """
+
+    kind: Literal["offset", "absolute", "ambiguous", "invalid"]
+    evidence: str
+    draft_to_target: tuple[int, ...] | None
+
+
+def decide_map_encoding(
+    d2t: tuple[int, ...], t2d: bytes | None, target_vocab_size: int
+) -> MapEncoding:
+    """Tell offsets from absolute ids by what makes a valid map, and by the mask.
+
+    A valid map has distinct ids inside the target vocabulary; sorted offsets repeat themselves, so
+    they are no valid absolute map, and absolute ids read as offsets run past the vocabulary.
+
+    Args:
+        d2t: the stored vector [R].
+        t2d: mask over target ids [V], or None.
+        target_vocab_size: V.
+    """
+    readings = {"offset": offsets_to_absolute(d2t), "absolute": d2t}
+    valid = [name for name, ids in readings.items() if _is_map(ids, target_vocab_size)]
+    if t2d is not None and len(t2d) == target_vocab_size:
+        matching = [n for n in valid if target_mask(readings[n], target_vocab_size) == t2d]
+        if len(matching) == 1:
+            return _encoding(
+                matching[0], "only this reading gives the ids that `t2d` marks", readings
+            )
+    if len(valid) == 1:
+        return _encoding(valid[0], "only this reading gives distinct ids in range", readings)
+    if valid and readings["offset"] != readings["absolute"]:
+        return MapEncoding(
+            kind="ambiguous",
+            evidence="both readings give distinct ids in range",
+            draft_to_target=None,
+        )
+    if valid:
+        return _encoding("offset", "both readings are the same", readings)
+    return MapEncoding(
+        kind="invalid",
+        evidence="neither reading gives distinct ids in range",
+        draft_to_target=readings["offset"],
+    )
+
+
+def _encoding(name: str, evidence: str, readings: dict[str, tuple[int, ...]]) -> MapEncoding:
+    return MapEncoding(
+        kind="absolute" if name == "absolute" else "offset",
+        evidence=evidence,
+        draft_to_target=readings[name],
+    )
+
+
+def _is_map(ids: tuple[int, ...], target_vocab_size: int) -> bool:
+    return (
+        bool(ids) and len(set(ids)) == len(ids) and min(ids) >= 0 and max(ids) < target_vocab_size
     )
