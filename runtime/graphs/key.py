@@ -31,5 +31,25 @@ class GraphKey:
 
 
 def batch_bucket(num_requests: int, buckets: Sequence[int]) -> int:
-    """Return the smallest bucket that holds `num_requests`, or the number itself beyond the last."""
+    """Return the smallest bucket that holds `num_requests`; the number itself beyond the last."""
     return next((bucket for bucket in sorted(buckets) if bucket >= num_requests), num_requests)
+
+
+def round_key(
+    num_drafts: Sequence[int], *, draft_width: int, batch_buckets: Sequence[int]
+) -> GraphKey:
+    """Return the key of a round that verifies `num_drafts[i]` drafts of request i.
+
+    Args:
+        num_drafts: per decoding request, at least one request.
+        draft_width: slots in one draft forward; 0 for a proposer without a draft model.
+        batch_buckets: batch sizes that have their own shape.
+    """
+    gamma = max(num_drafts)
+    return GraphKey(
+        batch_bucket=batch_bucket(len(num_drafts), batch_buckets),
+        num_speculative_tokens=gamma,
+        draft_width=draft_width if gamma else 0,
+        verify_width=gamma + 1,
+        layout="dense" if min(num_drafts) == gamma else "ragged",
+    )

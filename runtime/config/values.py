@@ -1,0 +1,107 @@
+"""The settings as values: what a user may give, what an engine runs with, and the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from specctl.contract.diagnostics import Diagnostic
+
+ProposerName = Literal["none", "eagle3", "ngram", "oracle"]
+ConfigOrigin = Literal["given", "manifest", "default", "derived"]
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+DEVICE_DTYPES: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("float32", "bfloat16"),
+    "cuda": ("bfloat16", "float16"),
+}
+
+DEFAULT_KV_BLOCK_SIZE = 16
+DEFAULT_MAX_NUM_REQUESTS = 32
+DEFAULT_MAX_NUM_WAITING = 1024
+DEFAULT_NUM_SPECULATIVE_TOKENS = 4
+DEFAULT_MAX_NGRAM = 4
+DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 4096}
+DEFAULT_MEMORY_FRACTION: Mapping[str, float] = {"cpu": 0.4, "cuda": 0.85}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overrides:
+    """What the user gave; None: not given. Meanings and units are those of `RuntimeConfig`.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:<index>`.
+        dtype: a key of `DTYPES`.
+        kv_memory_fraction: share of the device memory that is free before loading which weights
+            and KV may take, above 0 and at most 1.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    kv_block_size: int | None = None
+    num_kv_blocks: int | None = None
+    kv_memory_fraction: float | None = None
+    max_num_requests: int | None = None
+    max_num_waiting: int | None = None
+    max_num_batched_tokens: int | None = None
+    prefill_chunk_size: int | None = None
+    max_model_len: int | None = None
+    num_speculative_tokens: int | None = None
+    proposer: str | None = None
+    max_ngram: int | None = None
+    batch_buckets: tuple[int, ...] | None = None
+    enable_prefix_cache: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeConfig:
+    """Every setting of an engine.
+
+    Args:
+        dtype: of weights, activations and KV.
+        kv_block_size: tokens of a KV block.
+        num_kv_blocks: blocks of the pool, the padding block included.
+        max_num_requests: requests that run at once.
+        max_num_waiting: requests that wait at once; more are refused.
+        max_num_batched_tokens: rows of one target forward; a decoding request takes one more
+            than it has drafts.
+        prefill_chunk_size: prompt tokens that one request computes in one step at most.
+        max_model_len: tokens of a request, prompt and output together.
+        num_speculative_tokens: drafts per round and request.
+        draft_width: slots in one draft forward; 0 without a draft model.
+        proposer: who makes drafts.
+        max_ngram: longest suffix that the ngram proposer looks up.
+        batch_buckets: batch sizes that have their own round shape.
+        enable_prefix_cache: whether prompts reuse KV of earlier ones.
+        target_vocab_size: rows of the target's embedding.
+        eos_ids_target: target ids that end a request.
+        origins: field -> where its value comes from.
+        diagnostics: warnings and infos about the settings.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_block_size: int
+    num_kv_blocks: int
+    max_num_requests: int
+    max_num_waiting: int
+    max_num_batched_tokens: int
+    prefill_chunk_size: int
+    max_model_len: int
+    num_speculative_tokens: int
+    draft_width: int
+    proposer: ProposerName
+    max_ngram: int
+    batch_buckets: tuple[int, ...]
+    enable_prefix_cache: bool
+    target_vocab_size: int
+    eos_ids_target: tuple[int, ...]
+    origins: Mapping[str, ConfigOrigin]
+    diagnostics: tuple[Diagnostic, ...]

@@ -1,0 +1,269 @@
+"""The engine: requests in, deltas out, one round a step.
+
+`step` is schedule -> run a round -> commit. Tokens change in the commit only, so a round that fails
+leaves every request as it was: a `DiagnosticError` whose place is `request=<id>` ends that request,
+and the round is run again without it; any other fault is the caller's.
+Invariants: one thread at a time; nothing after a stop reaches ids, text, usage, KV or prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer
+
+from runtime.config import RuntimeConfig
+from runtime.engine.admission import admit
+from runtime.engine.block_manager import BlockManager
+from runtime.engine.commit import keep_tokens, take_text
+from runtime.engine.prepare import PackedRound, observation_of
+from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
+from runtime.engine.round import Round, run_round
+from runtime.engine.scheduler import Plan, Scheduler
+from runtime.engine.stats import EngineStats, Tally
+from runtime.graphs.key import round_key
+from runtime.kv import KVLayer
+from runtime.models import TargetModel
+from runtime.spec.types import Proposer, RoundResult
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+
+class Engine:
+    """Runs requests of one target with one proposer."""
+
+    def __init__(
+        self,
+        *,
+        target: TargetModel,
+        target_kv: Sequence[KVLayer],
+        proposer: Proposer,
+        config: RuntimeConfig,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            target: the model whose tokens are served.
+            target_kv: its layers of the KV pool, `config.num_kv_blocks` blocks each.
+            proposer: who drafts; it holds its own layers of the pool.
+            config: settings.
+            tokenizer: for texts and stop strings; None serves ids only.
+        """
+        self.config = config
+        self._target = target
+        self._target_kv = tuple(target_kv)
+        self._proposer = proposer
+        self._tokenizer = tokenizer
+        self._blocks = BlockManager(
+            num_blocks=config.num_kv_blocks,
+            kv_block_size=config.kv_block_size,
+            num_lookahead_tokens=proposer.num_lookahead_tokens,
+            enable_prefix_cache=config.enable_prefix_cache,
+        )
+        self._scheduler = Scheduler(config, self._blocks, proposer)
+        self._requests: dict[str, Request] = {}
+        self._tally = Tally(config.num_speculative_tokens)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is in flight."""
+        return bool(self._requests)
+
+    @property
+    def num_free_places(self) -> int:
+        """How many more requests `add_request` takes now."""
+        places = self.config.max_num_requests + self.config.max_num_waiting
+        return max(0, places - len(self._requests))
+
+    def add_request(self, request: RequestInput) -> Admission:
+        """Queue a request.
+
+        Raises:
+            DiagnosticError: SD904 and SD908 to SD911 (what was asked for cannot run), SD914 (the
+                queue is full).
+        """
+        where = f"request={request.request_id}"
+        if request.request_id in self._requests:
+            raise DiagnosticError(
+                diagnose("SD904", where=where, message="this request id is in flight already")
+            )
+        if not self.num_free_places:
+            raise DiagnosticError(
+                diagnose(
+                    "SD914",
+                    where=where,
+                    message="the queue is full",
+                    expected=f"fewer than {self.config.max_num_waiting} waiting requests",
+                    found=self._scheduler.num_waiting,
+                )
+            )
+        admitted = admit(request, self.config, self._tokenizer)
+        self._requests[request.request_id] = admitted
+        self._scheduler.add(admitted)
+        return Admission(request_id=request.request_id, seed=admitted.params.seed)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request; no delta follows. False when it is not in flight."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._drop(request, "abort")
+        return True
+
+    @torch.inference_mode()
+    def step(self) -> tuple[RequestDelta, ...]:
+        """Run one round and return what it added to each request."""
+        plan = self._scheduler.schedule()
+        assert plan.requests or not self._requests, "no request in flight can be scheduled"
+        round_, failed = self._run(plan)
+        return failed if round_ is None else (*failed, *self._commit(round_, plan))
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the counters."""
+        return self._tally.snapshot(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_kv_blocks=self._blocks.num_usable_blocks,
+            num_free_kv_blocks=self._blocks.num_free_blocks,
+            num_cached_kv_blocks=self._blocks.num_cached_blocks,
+        )
+
+    def flush_cache(self) -> None:
+        """Clear the prefix index and the counters; requests in flight go on.
+
+        No memory is released or moved: captured graphs keep their addresses.
+        """
+        self._blocks.flush()
+        self._scheduler.num_preemptions = 0
+        self._tally = Tally(self.config.num_speculative_tokens)
+
+    def check(self) -> None:
+        """Assert that blocks, slots and queues agree; for tests and idle moments."""
+        running = self._scheduler.running
+        self._blocks.check(request.placed.table for request in running)
+        slots = [request.placed.slot for request in running]
+        assert len(set(slots)) == len(slots), f"two requests share a slot: {slots}"
+        known = {id(request) for request in self._requests.values()}
+        queued = [id(request) for request in self._scheduler]
+        assert len(queued) == len(known), "a request is queued twice or not at all"
+        assert set(queued) == known, "the queues hold other requests than the engine"
+
+    def _run(self, plan: Plan) -> tuple[Round | None, tuple[RequestDelta, ...]]:
+        """Run the plan, ending requests that a fault names; None when nothing is left to run."""
+        failed: list[RequestDelta] = []
+        while plan.requests:
+            try:
+                finished_round = run_round(
+                    plan,
+                    target=self._target,
+                    proposer=self._proposer,
+                    target_kv=self._target_kv,
+                    kv_block_size=self.config.kv_block_size,
+                )
+            except DiagnosticError as error:
+                blamed = _blamed(error, plan.requests)
+                if not blamed:
+                    raise
+                plan = plan.without(tuple(request for request, _ in blamed))
+                failed += [self._fail(request, problem) for request, problem in blamed]
+            else:
+                return finished_round, tuple(failed)
+        return None, tuple(failed)
+
+    def _commit(self, done: Round, plan: Plan) -> list[RequestDelta]:
+        """Take a round's tokens in, tell the proposer, name full blocks, end what is done."""
+        packed = done.packed
+        self._count(done, plan)
+        kept = [
+            keep_tokens(request, committed)
+            for request, committed in zip(packed.yielding, done.result.committed, strict=True)
+        ]
+        self._proposer.observe(observation_of(packed, done.aux_hidden_NA))
+        self._settle_blocks(packed)
+        deltas = []
+        for request, tokens in zip(packed.yielding, kept, strict=True):
+            self._tally.num_output_tokens += len(tokens.ids_target)
+            is_finished = tokens.finish_reason is not None
+            deltas.append(
+                RequestDelta(
+                    request_id=request.request_id,
+                    ids_target=tokens.ids_target,
+                    text=take_text(request, is_finished=is_finished),
+                    finish_reason=tokens.finish_reason,
+                    usage=request.usage(),
+                )
+            )
+            if tokens.finish_reason is not None:
+                self._drop(request, tokens.finish_reason)
+        return deltas
+
+    def _count(self, done: Round, plan: Plan) -> None:
+        """Count the round before any cut; entries beyond the decodes are prefill tokens."""
+        self._tally.count_step(
+            num_rows=done.packed.batch.num_rows,
+            num_prompt_tokens=sum(request.num_prompt_tokens for request in plan.admitted),
+            num_cached_tokens=sum(request.num_cached_tokens or 0 for request in plan.admitted),
+        )
+        result = done.result
+        num_rounds = len(done.packed.decoding)
+        if not num_rounds:
+            return
+        key = round_key(
+            result.num_drafts[:num_rounds],
+            draft_width=self.config.draft_width,
+            batch_buckets=self.config.batch_buckets,
+        )
+        self._tally.count_rounds(result, key, num_rounds=num_rounds)
+        _count_per_request(done.packed.decoding, result)
+
+    def _settle_blocks(self, packed: PackedRound) -> None:
+        """Advance every request over its final rows and make its full blocks findable."""
+        for span in packed.spans:
+            placed = span.request.placed
+            placed.num_computed_tokens = span.start + span.num_final_rows
+            self._blocks.commit(
+                placed.table,
+                span.request.ids_target,
+                num_computed_tokens=placed.num_computed_tokens,
+            )
+
+    def _fail(self, request: Request, problem: Diagnostic) -> RequestDelta:
+        self._drop(request, "error")
+        return RequestDelta(
+            request_id=request.request_id,
+            ids_target=(),
+            text=take_text(request, is_finished=True),
+            finish_reason="error",
+            usage=request.usage(),
+            error=problem,
+        )
+
+    def _drop(self, request: Request, reason: FinishReason) -> None:
+        self._scheduler.remove(request)
+        del self._requests[request.request_id]
+        self._tally.finished[reason] += 1
+
+
+def _count_per_request(decoding: Sequence[Request], result: RoundResult) -> None:
+    for request, num_drafts, num_accepted in zip(
+        decoding, result.num_drafts, result.num_accepted_drafts, strict=False
+    ):
+        request.num_rounds += 1
+        request.num_drafts += num_drafts
+        request.num_accepted_drafts += num_accepted
+
+
+def _blamed(
+    error: DiagnosticError, requests: Sequence[Request]
+) -> list[tuple[Request, Diagnostic]]:
+    """Return the requests that an error names, each with its first problem."""
+    problems: dict[str, Diagnostic] = {}
+    for problem in error.diagnostics:
+        problems.setdefault(problem.where, problem)
+    return [
+        (request, problems[place])
+        for request in requests
+        if (place := f"request={request.request_id}") in problems
+    ]

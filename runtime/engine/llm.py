@@ -1,0 +1,225 @@
+"""The engine with everything it needs, built from one manifest; blocking generation."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from runtime.config import Overrides, RuntimeConfig, resolve_config
+from runtime.engine.engine import Engine
+from runtime.engine.probe import row_invariance_problems
+from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
+from runtime.engine.text import load_tokenizer
+from runtime.kv import KVPool
+from runtime.loading import LoadedModels, load_models
+from runtime.spec.factory import Eagle3Parts, make_proposer
+from runtime.spec.oracle import OracleScript
+from specctl.contract.codec import load_manifest, resolve_source
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
+from specctl.contract.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """The whole answer to one request.
+
+    Args:
+        ids_target: output ids, end token included.
+        text: decoded output; empty without a tokenizer.
+        seed: the one that was used.
+        error: why, when the reason is `error`.
+    """
+
+    request_id: str
+    ids_target: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    seed: int
+    error: Diagnostic | None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Partial:
+    seed: int
+    ids_target: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+def build_engine(
+    models: LoadedModels,
+    config: RuntimeConfig,
+    *,
+    tokenizer: Tokenizer | None = None,
+    script: OracleScript | None = None,
+) -> Engine:
+    """Allocate the KV pool, make the proposer and join them to an engine.
+
+    Args:
+        models: loaded with the draft if `config.proposer` runs one.
+        config: settings for these models.
+        tokenizer: for texts and stop strings.
+        script: what the `oracle` proposer replays.
+
+    Raises:
+        DiagnosticError: SD807, the proposer lacks its parts.
+    """
+    draft = models.draft if config.proposer == "eagle3" else None
+    target_specs = models.target.kv_specs
+    pool = KVPool(
+        (*target_specs, *(draft.kv_specs if draft is not None else ())),
+        num_blocks=config.num_kv_blocks,
+        kv_block_size=config.kv_block_size,
+        dtype=config.dtype,
+        device=config.device,
+    )
+    eagle3 = None
+    if draft is not None:
+        eagle3 = Eagle3Parts(
+            model=draft,
+            kv=pool.layers[len(target_specs) :],
+            kv_block_size=config.kv_block_size,
+            num_slots=config.max_num_requests,
+        )
+    return Engine(
+        target=models.target,
+        target_kv=pool.layers[: len(target_specs)],
+        proposer=make_proposer(
+            config.proposer,
+            device=config.device,
+            eagle3=eagle3,
+            script=script,
+            max_ngram=config.max_ngram,
+        ),
+        config=config,
+        tokenizer=tokenizer,
+    )
+
+
+class LLM:
+    """A served manifest: engine, settings and tokenizer."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        manifest: Manifest,
+        tokenizer: Tokenizer | None,
+        diagnostics: tuple[Diagnostic, ...],
+    ) -> None:
+        """Hold the parts, start-up warnings among them; `from_manifest` makes them."""
+        self.engine = engine
+        self.config = engine.config
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.diagnostics = diagnostics
+
+    @classmethod
+    def from_manifest(
+        cls,
+        path: str | Path,
+        overrides: Overrides | None = None,
+        *,
+        script: OracleScript | None = None,
+        needs_tokenizer: bool = True,
+    ) -> LLM:
+        """Load what a manifest points to.
+
+        Args:
+            path: the manifest file.
+            overrides: settings that were given.
+            script: what the `oracle` proposer replays.
+            needs_tokenizer: False serves ids only, without text and stop strings.
+
+        Raises:
+            DiagnosticError: what `load_manifest`, `resolve_config`, `load_models`,
+                `load_tokenizer` and `build_engine` raise; SD831 when rows are not invariant.
+        """
+        path = Path(path)
+        manifest = load_manifest(path)
+        config = resolve_config(manifest, overrides)
+        models = load_models(
+            manifest,
+            path.parent,
+            device=config.device,
+            dtype=config.dtype,
+            with_draft=config.proposer == "eagle3",
+        )
+        found = config.diagnostics + models.diagnostics + _probe(models, config)
+        if has_errors(found):
+            raise DiagnosticError(found)
+        tokenizer = None
+        if needs_tokenizer:
+            tokenizer = load_tokenizer(resolve_source(manifest.target.source, path.parent))
+        return cls(
+            engine=build_engine(models, config, tokenizer=tokenizer, script=script),
+            manifest=manifest,
+            tokenizer=tokenizer,
+            diagnostics=found,
+        )
+
+    def generate(
+        self,
+        requests: Sequence[RequestInput],
+        *,
+        on_delta: Callable[[RequestDelta], None] | None = None,
+    ) -> tuple[Completion, ...]:
+        """Run requests to their ends; answers come in the order of the requests.
+
+        Args:
+            requests: more than the queue holds are handed over as places become free.
+            on_delta: called with every delta as it is made.
+
+        Raises:
+            DiagnosticError: a request cannot run (see `Engine.add_request`).
+        """
+        pending = deque(requests)
+        partials: dict[str, _Partial] = {}
+        done: dict[str, Completion] = {}
+        try:
+            while pending or self.engine.has_work:
+                while pending and self.engine.num_free_places:
+                    admission = self.engine.add_request(pending.popleft())
+                    partials[admission.request_id] = _Partial(seed=admission.seed)
+                for delta in self.engine.step():
+                    if on_delta is not None:
+                        on_delta(delta)
+                    completion = _extend(partials[delta.request_id], delta)
+                    if completion is not None:
+                        done[delta.request_id] = completion
+        finally:
+            for request_id in partials.keys() - done.keys():
+                self.engine.abort(request_id)
+        return tuple(done[request.request_id] for request in requests)
+
+
+def _probe(models: LoadedModels, config: RuntimeConfig) -> tuple[Diagnostic, ...]:
+    """Return SD831 findings: errors where drafts are verified, else warnings.
+
+    CUDA products have pinned tiles and tests of their own; the CPU's library is what varies.
+    """
+    if config.device.type != "cpu":
+        return ()
+    severity: Severity = "error" if config.num_speculative_tokens else "warning"
+    return row_invariance_problems(models.target, severity=severity)
+
+
+def _extend(partial: _Partial, delta: RequestDelta) -> Completion | None:
+    """Add a delta; return the answer if it was the last."""
+    partial.ids_target.extend(delta.ids_target)
+    partial.texts.append(delta.text)
+    if delta.finish_reason is None:
+        return None
+    return Completion(
+        request_id=delta.request_id,
+        ids_target=tuple(partial.ids_target),
+        text="".join(partial.texts),
+        finish_reason=delta.finish_reason,
+        usage=delta.usage,
+        seed=partial.seed,
+        error=delta.error,
+    )

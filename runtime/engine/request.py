@@ -1,0 +1,186 @@
+"""Requests: what a caller hands in, what the engine tracks, what a step reports back.
+
+`Request` is the only value here that changes. Everything it holds only while it runs (slot, KV
+blocks, progress) is one `Placement`, made at admission and dropped by preemption or at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtime.engine.block_manager import BlockTable
+from runtime.engine.text import TextStream
+from runtime.spec.types import RequestView, SamplingParams
+from specctl.contract.diagnostics import Diagnostic
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestInput:
+    """One generation as its caller asks for it.
+
+    Args:
+        request_id: unique among the requests in flight; never an input of arithmetic.
+        prompt_ids_target: target ids, at least one.
+        params: how tokens are chosen; `end_ids_target` is filled in at admission.
+        max_tokens: new tokens at most; None: until the context is full.
+        stop: strings that end the text; the completing token stays in the ids.
+        stop_ids: target ids that end the request like the model's end tokens.
+        ignore_eos: whether the model's end tokens are ordinary tokens.
+        has_seed: whether `params.seed` was given; False draws one at admission.
+        num_speculative_tokens: drafts per round, at most the engine's number; None: the engine's.
+    """
+
+    request_id: str
+    prompt_ids_target: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    has_seed: bool = True
+    num_speculative_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """What the engine fixed for a request when it took it."""
+
+    request_id: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Counts of one request so far.
+
+    Args:
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache at first admission.
+        num_output_tokens: tokens kept, end token included.
+        num_rounds: verify rounds; the token that a prefill yields belongs to none.
+        num_drafts: drafts verified, before any stop or length cut.
+        num_accepted_drafts: drafts accepted, before any stop or length cut.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_rounds: int
+    num_drafts: int
+    num_accepted_drafts: int
+
+    @property
+    def accept_length(self) -> float | None:
+        """1 + accepted drafts / verify rounds; None before the first round."""
+        return 1 + self.num_accepted_drafts / self.num_rounds if self.num_rounds else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestDelta:
+    """What one step added to a request.
+
+    Args:
+        ids_target: new output ids, in order; nothing after a stop.
+        text: new final text; empty without a tokenizer.
+        finish_reason: set in the last delta of a request only.
+        error: why, when the reason is `error`.
+    """
+
+    request_id: str
+    ids_target: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    usage: Usage
+    error: Diagnostic | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Placement:
+    """What a request holds while it runs.
+
+    Args:
+        slot: row of per-request device state.
+        table: its KV blocks.
+        num_computed_tokens: leading positions whose KV is final.
+        num_prefill_tokens: tokens known at admission; all of them are computed as prefill.
+    """
+
+    slot: int
+    table: BlockTable
+    num_computed_tokens: int
+    num_prefill_tokens: int
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether prefill is over: one token is not computed, the newest."""
+        return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def num_tokens_to_prefill(self) -> int:
+        """Prefill rows that are still to run."""
+        return max(0, self.num_prefill_tokens - self.num_computed_tokens)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Request:
+    """A request in flight.
+
+    Args:
+        ids_target: prompt and kept output, newest last.
+        max_length: tokens at which it ends, prompt included.
+        num_speculative_tokens: drafts wanted per round.
+        text: decoder of the output; None without a tokenizer.
+        placement: None while it waits.
+        num_cached_tokens: prefix hit of the first admission; None before it.
+    """
+
+    request_id: str
+    params: SamplingParams
+    ids_target: list[int]
+    num_prompt_tokens: int
+    max_length: int
+    num_speculative_tokens: int
+    text: TextStream | None
+    placement: Placement | None = None
+    num_cached_tokens: int | None = None
+    num_rounds: int = 0
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Kept output tokens."""
+        return len(self.ids_target) - self.num_prompt_tokens
+
+    @property
+    def placed(self) -> Placement:
+        """The placement of a running request."""
+        assert self.placement is not None, f"request {self.request_id} is not running"
+        return self.placement
+
+    def view(self, num_drafts: int) -> RequestView:
+        """Return the request as speculation sees it; token and block lists are live, not copies."""
+        placed = self.placed
+        return RequestView(
+            request_id=self.request_id,
+            slot=placed.slot,
+            ids_target=self.ids_target,
+            num_prompt_tokens=self.num_prompt_tokens,
+            params=self.params,
+            block_table=placed.table.blocks,
+            num_drafts=num_drafts,
+        )
+
+    def usage(self) -> Usage:
+        """Return the counts so far."""
+        return Usage(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_output_tokens=self.num_output_tokens,
+            num_rounds=self.num_rounds,
+            num_drafts=self.num_drafts,
+            num_accepted_drafts=self.num_accepted_drafts,
+        )

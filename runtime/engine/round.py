@@ -1,0 +1,56 @@
+"""One round: propose, one target forward over verify and prefill rows, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.engine.prepare import PackedRound, no_drafts, pack_round
+from runtime.engine.scheduler import Plan
+from runtime.kv import KVLayer
+from runtime.models import TargetModel
+from runtime.spec.types import Proposer, RoundResult
+from runtime.spec.verify import verify
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """A round before its tokens are committed.
+
+    Args:
+        packed: its rows.
+        result: per yielding request, the tokens it may commit.
+        aux_hidden_NA: captured target states of all rows, None when none were asked for.
+    """
+
+    packed: PackedRound
+    result: RoundResult
+    aux_hidden_NA: torch.Tensor | None
+
+
+def run_round(
+    plan: Plan,
+    *,
+    target: TargetModel,
+    proposer: Proposer,
+    target_kv: Sequence[KVLayer],
+    kv_block_size: int,
+) -> Round:
+    """Run the work of a plan; no request changes.
+
+    Sync: one, in verify (two when a request has penalties).
+    """
+    views = tuple(work.request.view(work.num_drafts) for work in plan.decodes)
+    if any(view.num_drafts for view in views):
+        proposal = proposer.propose(views)
+    else:
+        proposal = no_drafts(len(views), target.device)
+    packed = pack_round(plan, proposal, kv_block_size=kv_block_size)
+    output = target.forward(packed.batch, target_kv, proposer.aux_layer_ids)
+    return Round(
+        packed=packed,
+        result=verify(target, output.hidden_ND, packed.rows, packed.proposal),
+        aux_hidden_NA=output.aux_hidden_NA,
+    )

@@ -1,0 +1,221 @@
+"""What runs next: decode rounds and prefill chunks share one row budget.
+
+Policy: running requests decode first, oldest first, num_drafts + 1 rows each; what is left of the
+budget goes to prefill chunks, then to admissions in arrival order. When KV blocks run out, drafts
+are given up before work is: a round shrinks its drafts, then the youngest running request is
+preempted, which frees its blocks and puts it at the head of the queue.
+Exactness: preemption is free + recompute. Positions made by decode are prefilled again, which
+yields the same bits because every row takes the same arithmetic whatever batch it is in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runtime.config import RuntimeConfig
+from runtime.engine.block_manager import BlockManager
+from runtime.engine.request import Placement, Request
+from runtime.spec.types import Proposer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeWork:
+    """One round of a request: up to `num_drafts` drafts and the bonus token."""
+
+    request: Request
+    num_drafts: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillWork:
+    """Rows `start .. start + num_rows - 1` of a request; the last chunk yields a token."""
+
+    request: Request
+    start: int
+    num_rows: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the chunk reaches the newest token."""
+        return self.start + self.num_rows == self.request.placed.num_prefill_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The work of one step; each request appears once.
+
+    Args:
+        admitted: requests of `prefills` that start for the first time.
+    """
+
+    decodes: tuple[DecodeWork, ...]
+    prefills: tuple[PrefillWork, ...]
+    admitted: tuple[Request, ...]
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Requests in row order: decodes, then prefills."""
+        decoding = tuple(work.request for work in self.decodes)
+        return decoding + tuple(work.request for work in self.prefills)
+
+    def without(self, requests: tuple[Request, ...]) -> Plan:
+        """Return the plan with some requests left out."""
+        return Plan(
+            decodes=tuple(work for work in self.decodes if work.request not in requests),
+            prefills=tuple(work for work in self.prefills if work.request not in requests),
+            admitted=self.admitted,
+        )
+
+
+class Scheduler:
+    """Queues, slots and the row budget; KV blocks are the block manager's."""
+
+    def __init__(self, config: RuntimeConfig, blocks: BlockManager, proposer: Proposer) -> None:
+        """Start empty."""
+        self._config = config
+        self._blocks = blocks
+        self._proposer = proposer
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # oldest admission first
+        self._free_slots = list(range(config.max_num_requests))
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return len(self._running)
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests with a slot, oldest admission first."""
+        return tuple(self._running)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Iterate over every request in flight."""
+        return iter((*self._running, *self._waiting))
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        self._waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Let go of a request, running or waiting, and of everything it holds."""
+        if request.placement is None:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+            self._unplace(request)
+
+    def schedule(self) -> Plan:
+        """Choose the work of the next step; admits and preempts."""
+        num_preemptions = self.num_preemptions
+        decodes, budget = self._plan_decodes(self._config.max_num_batched_tokens)
+        prefills = []
+        admitted = []
+        for request in self._running:
+            if budget and request.placed.num_tokens_to_prefill:
+                prefills.append(self._chunk(request, budget))
+                budget -= prefills[-1].num_rows
+        # Blocks that a preemption freed are for the requests it was made for.
+        while budget and self.num_preemptions == num_preemptions:
+            newcomer = self._admit()
+            if newcomer is None:
+                break
+            if newcomer.num_cached_tokens is None:
+                newcomer.num_cached_tokens = newcomer.placed.table.num_cached_tokens
+                admitted.append(newcomer)
+            prefills.append(self._chunk(newcomer, budget))
+            budget -= prefills[-1].num_rows
+        return Plan(decodes=tuple(decodes), prefills=tuple(prefills), admitted=tuple(admitted))
+
+    def _plan_decodes(self, budget: int) -> tuple[list[DecodeWork], int]:
+        decodes = []
+        pending = [request for request in self._running if request.placed.is_decoding]
+        for index, request in enumerate(pending):
+            if request.placement is None:  # preempted for an older one
+                continue
+            rows_for_later = len(pending) - index - 1
+            num_drafts = min(self._wanted_drafts(request), budget - rows_for_later - 1)
+            granted = self._grow(request, num_drafts)
+            if granted is not None:
+                decodes.append(DecodeWork(request=request, num_drafts=granted))
+                budget -= granted + 1
+        return decodes, budget
+
+    def _wanted_drafts(self, request: Request) -> int:
+        """Return how many drafts a round should have.
+
+        Not limited by `max_tokens`: accept length counts drafts before any length cut.
+        """
+        room = self._config.max_model_len - len(request.ids_target) - 1
+        limit = min(request.num_speculative_tokens, room)
+        return self._proposer.max_drafts(request.view(limit)) if limit > 0 else 0
+
+    def _grow(self, request: Request, num_drafts: int) -> int | None:
+        """Give a request the blocks of its round; returns its drafts, None if it was preempted."""
+        placed = request.placed
+        while True:
+            num_slots = placed.num_computed_tokens + num_drafts + 1
+            if self._blocks.extend(placed.table, num_slots=num_slots):
+                return num_drafts
+            num_blocks = len(placed.table.blocks) + self._blocks.num_free_blocks
+            fitting = num_blocks * self._blocks.kv_block_size - placed.num_computed_tokens - 1
+            if 0 <= fitting < num_drafts:
+                num_drafts = fitting
+                continue
+            num_drafts = 0
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return None
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self._unplace(request)
+        self._waiting.appendleft(request)
+        self.num_preemptions += 1
+
+    def _unplace(self, request: Request) -> None:
+        placed = request.placed
+        self._proposer.release(placed.slot)
+        self._blocks.free(placed.table)
+        self._free_slots.append(placed.slot)
+        request.placement = None
+
+    def _admit(self) -> Request | None:
+        """Start the first waiting request if a slot and its blocks are free."""
+        if not self._waiting or not self._free_slots:
+            return None
+        request = self._waiting[0]
+        num_tokens = len(request.ids_target)
+        # Room for the first round's drafts too: admission should not end in preemption.
+        num_slots = num_tokens + request.num_speculative_tokens + 1
+        table = self._blocks.allocate(
+            request.ids_target, num_slots=min(num_slots, self._config.max_model_len)
+        )
+        if table is None:
+            return None
+        self._waiting.popleft()
+        request.placement = Placement(
+            slot=self._free_slots.pop(),
+            table=table,
+            num_computed_tokens=table.num_cached_tokens,
+            num_prefill_tokens=num_tokens,
+        )
+        self._running.append(request)
+        return request
+
+    def _chunk(self, request: Request, budget: int) -> PrefillWork:
+        placed = request.placed
+        return PrefillWork(
+            request=request,
+            start=placed.num_computed_tokens,
+            num_rows=min(placed.num_tokens_to_prefill, self._config.prefill_chunk_size, budget),
+        )
