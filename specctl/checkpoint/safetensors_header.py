@@ -153,8 +153,27 @@ def _entries(
     return entries
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MAX_COUNT
+def _num_elements(shape: object) -> int | None:
+    """Return the product of a shape, capped at `_MAX_COUNT`; None when it is not a shape."""
+    if type(shape) is not list:
+        return None
+    count = 1
+    for dim in shape:
+        if type(dim) is not int or not 0 <= dim < _MAX_COUNT:
+            return None
+        count *= dim
+        if count > _MAX_COUNT:  # a long list of large numbers would grow without end
+            count = _MAX_COUNT
+    return count
+
+
+def _range(offsets: object) -> tuple[int, int] | None:
+    if type(offsets) is not list or len(offsets) != 2:
+        return None
+    begin, end = offsets
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < _MAX_COUNT:
+        return None
+    return begin, end
 
 
 def _entry(
@@ -169,55 +188,57 @@ def _entry(
             found=type(value).__name__,
         )
         return None
-    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    dtype, shape = value.get("dtype"), value.get("shape")
     bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
-    is_shape = isinstance(shape, list) and all(_is_count(dim) for dim in shape)
-    is_range = (
-        isinstance(offsets, list)
-        and len(offsets) == 2
-        and _is_count(offsets[0])
-        and _is_count(offsets[1])
-        and offsets[0] <= offsets[1]
-    )
-    if bits is None or not is_shape or not is_range:
-        _report_entry(key, value, bits, is_shape, is_range, file=file, findings=findings)
+    count = _num_elements(shape)
+    span = _range(value.get("data_offsets"))
+    if not isinstance(dtype, str) or bits is None or count is None or span is None:
+        _report_entry(key, value, bits, count, span, file=file, findings=findings)
         return None
     if len(value) != 3:
         _report_extra_keys(key, value, file=file, findings=findings)
-    count = 1
-    for dim in shape:  # type: ignore[union-attr]
-        count *= dim
-        if count >= _MAX_COUNT:
-            break
-    begin, end = offsets  # type: ignore[misc]
-    where = None
-    if count >= _MAX_COUNT:
-        where = place(file, key, shape, dtype)
-        findings.add(
-            "SD115",
-            where=where,
-            message=f"the shape has {count} elements or more, beyond any file",
-            expected="fewer than 2^63 elements",
-            found=count,
-        )
-    elif count * bits != (end - begin) * 8:
-        where = place(file, key, shape, dtype)
-        findings.add(
-            "SD113",
-            where=where,
-            message=f"shape and dtype need {count * bits / 8:g} bytes, the range has {end - begin}",
-            expected=f"{count} elements of {bits} bits = {_exact_bytes(count * bits)} bytes",
-            found=f"{end - begin} bytes in data_offsets [{begin}, {end}]",
-        )
-    if where is not None:
+    begin, end = span
+    if count * bits != (end - begin) * 8:
+        _report_size(key, value, bits, count, span, file=file, findings=findings)
         return None
     return TensorEntry(
         key=key,
         file=file,
-        dtype=dtype,  # type: ignore[arg-type]
-        shape=tuple(shape),  # type: ignore[arg-type]
+        dtype=dtype,
+        shape=tuple(value["shape"]),
         begin=base + begin,
         end=base + end,
+    )
+
+
+def _report_size(
+    key: str,
+    value: Mapping[str, object],
+    bits: int,
+    count: int,
+    span: tuple[int, int],
+    *,
+    file: str,
+    findings: Findings,
+) -> None:
+    where = place(file, key, value["shape"], value["dtype"])
+    begin, end = span
+    if count >= _MAX_COUNT:
+        findings.add(
+            "SD115",
+            where=where,
+            message="the shape has 2^63 elements or more, beyond any file",
+            expected=f"the elements of {end - begin} bytes",
+            found="2^63 elements or more",
+        )
+        return
+    needed = _exact_bytes(count * bits)
+    findings.add(
+        "SD113",
+        where=where,
+        message=f"shape and dtype need {needed} bytes, the range has {end - begin}",
+        expected=f"{count} elements of {bits} bits = {needed} bytes",
+        found=f"{end - begin} bytes in data_offsets [{begin}, {end}]",
     )
 
 
@@ -243,8 +264,8 @@ def _report_entry(
     key: str,
     value: Mapping[str, object],
     bits: int | None,
-    is_shape: bool,
-    is_range: bool,
+    count: int | None,
+    span: tuple[int, int] | None,
     *,
     file: str,
     findings: Findings,
@@ -262,7 +283,7 @@ def _report_entry(
             expected="one of " + " ".join(DTYPE_BITS),
             found=text("dtype"),
         )
-    if not is_shape:
+    if count is None:
         findings.add(
             "SD115",
             where=where,
@@ -270,7 +291,7 @@ def _report_entry(
             expected="a list of dimensions",
             found=text("shape"),
         )
-    if not is_range:
+    if span is None:
         findings.add(
             "SD112",
             where=where,
