@@ -98,19 +98,21 @@ def _chosen_ids(
     target: TargetHead, hidden_ND: torch.Tensor, rows: VerifyRows, proposal: Proposal
 ) -> torch.Tensor:
     """Return int64 [N]: the target's choice at each row that belongs to a view, else 0."""
-    if all(view.params.is_plain_greedy for view in rows.views):
-        return target.greedy_ids(hidden_ND)
     plain: list[int] = []
     other: list[int] = []
     for view, first, count in zip(rows.views, rows.first_row, proposal.num_drafts, strict=True):
         (plain if view.params.is_plain_greedy else other).extend(range(first, first + count + 1))
-    chosen_N = torch.zeros(hidden_ND.shape[0], dtype=torch.int64, device=hidden_ND.device)
+    num_rows, device = hidden_ND.shape[0], hidden_ND.device
+    if len(plain) == num_rows:
+        return target.greedy_ids(hidden_ND)
+    chosen_N = torch.zeros(num_rows, dtype=torch.int64, device=device)
     if plain:
-        index = torch.tensor(plain, dtype=torch.int64, device=hidden_ND.device)
+        index = torch.tensor(plain, dtype=torch.int64, device=device)
         chosen_N[index] = target.greedy_ids(hidden_ND[index])
-    index = torch.tensor(other, dtype=torch.int64, device=hidden_ND.device)
-    logits_MV = target.logits(hidden_ND[index])
-    chosen_N[index] = _choose_rows(logits_MV, _row_choices(rows, proposal))
+    if other:
+        index = torch.tensor(other, dtype=torch.int64, device=device)
+        logits_MV = target.logits(hidden_ND[index])
+        chosen_N[index] = _choose_rows(logits_MV, _row_choices(rows, proposal))
     return chosen_N
 
 
