@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from runtime.config import Overrides, RuntimeConfig, resolve_config
+from runtime.config import Overrides, ProposerName, RuntimeConfig, resolve_config
 from runtime.engine.engine import Engine
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
@@ -107,12 +107,14 @@ class LLM:
         self,
         *,
         engine: Engine,
+        models: LoadedModels,
         manifest: Manifest,
         tokenizer: Tokenizer | None,
         diagnostics: tuple[Diagnostic, ...],
     ) -> None:
         """Hold the parts, start-up warnings among them; `from_manifest` makes them."""
         self.engine = engine
+        self.models = models
         self.config = engine.config
         self.manifest = manifest
         self.tokenizer = tokenizer
@@ -157,9 +159,41 @@ class LLM:
             tokenizer = load_tokenizer(resolve_source(manifest.target.source, path.parent))
         return cls(
             engine=build_engine(models, config, tokenizer=tokenizer, script=script),
+            models=models,
             manifest=manifest,
             tokenizer=tokenizer,
             diagnostics=found,
+        )
+
+    def sibling(
+        self,
+        *,
+        proposer: ProposerName,
+        num_speculative_tokens: int,
+        script: OracleScript | None = None,
+    ) -> LLM:
+        """Return a second engine over the same weights, with a KV pool of its own.
+
+        Args:
+            proposer: `none` for a target-only engine, which pays for no draft at all.
+            num_speculative_tokens: drafts per round, 0 with `none`.
+            script: what the `oracle` proposer replays.
+
+        Raises:
+            DiagnosticError: SD807, the proposer lacks its parts.
+        """
+        config = replace(
+            self.config,
+            proposer=proposer,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_width=self.config.draft_width if proposer == self.config.proposer else 0,
+        )
+        return LLM(
+            engine=build_engine(self.models, config, tokenizer=self.tokenizer, script=script),
+            models=self.models,
+            manifest=self.manifest,
+            tokenizer=self.tokenizer,
+            diagnostics=self.diagnostics,
         )
 
     def generate(
