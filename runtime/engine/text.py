@@ -24,7 +24,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def longest_partial_stop(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of a stop string."""
+    """Return how many last characters of `text` may be the start of a stop string."""
     longest = 0
     for item in stop:
         for size in range(min(len(item) - 1, len(text)), longest, -1):

@@ -186,7 +186,10 @@ def test_newline_byte_stops_at_once_with_byte_fallback() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.text(alphabet="ab\u4e16", max_size=20), st.lists(st.text("ab\u4e16", min_size=1, max_size=3), max_size=3))
+@given(
+    st.text(alphabet="ab\u4e16", max_size=20),
+    st.lists(st.text("ab\u4e16", min_size=1, max_size=3), max_size=3),
+)
 def test_stop_cut_equals_search_in_whole_text(text: str, stop: list[str]) -> None:
     deltas = stream_deltas(BYTE_LEVEL, ids_of(text), tuple(stop))
     ends = [(text.find(item) + len(item), text.find(item)) for item in stop if item in text]
