@@ -186,6 +186,14 @@ _MACHINE: tuple[Code, ...] = (
         ),
         fix="Give `--max-model-len`, `--num-kv-blocks` or `--kv-memory-fraction` to choose",
     ),
+    Code(
+        code="SD834",
+        slug="runtime-extra-missing",
+        severity="error",
+        summary="A Python package that the runtime needs is not installed.",
+        why="The checkpoint tools install without torch; generating, serving and benchmarking need it.",
+        fix="pip install 'specctl[runtime]'",
+    ),
 )
 
 CODES: tuple[Code, ...] = (*_SETTINGS, *_MODELS, *_MACHINE)
