@@ -42,7 +42,10 @@ CODES: tuple[Code, ...] = (
         slug="option-unsupported",
         severity="error",
         summary="The request asks for an option that this server does not implement.",
-        why="An option is honoured or refused; ignoring it would return an answer to another request.",
+        why=(
+            "An option is honoured or refused; ignoring it would return an answer to another "
+            "request."
+        ),
         fix="Leave the field out",
     ),
     Code(
@@ -66,7 +69,10 @@ CODES: tuple[Code, ...] = (
         slug="prompt-empty",
         severity="error",
         summary="The prompt has no tokens.",
-        why="The first token is predicted from the prompt; a model without a begin token has nothing to start from.",
+        why=(
+            "The first token is predicted from the prompt; a model without a begin token has "
+            "nothing to start from."
+        ),
         fix="Send at least one token",
     ),
     Code(
@@ -74,7 +80,10 @@ CODES: tuple[Code, ...] = (
         slug="prompt-too-long",
         severity="error",
         summary="The prompt and the tokens asked for do not fit into the context.",
-        why="Cutting the prompt would answer another question; positions beyond the limit were never trained.",
+        why=(
+            "Cutting the prompt would answer another question; positions beyond the limit were "
+            "never trained."
+        ),
         fix="Shorten the prompt or ask for fewer tokens",
     ),
     Code(
@@ -91,7 +100,10 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="The target directory has no tokenizer.json.",
         why="Text prompts cannot be encoded and answers cannot be decoded without it.",
-        fix="Copy tokenizer.json into the target directory, or convert the slow tokenizer with transformers",
+        fix=(
+            "Copy tokenizer.json into the target directory, or convert the slow tokenizer with "
+            "transformers"
+        ),
     ),
     Code(
         code="SD912",
@@ -99,14 +111,20 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="Chat messages were sent to a target without a chat template.",
         why="Joining messages by a guessed rule gives answers that are worse and never fail.",
-        fix="Use /v1/completions (`generate --raw`), or add chat_template.jinja to the target directory",
+        fix=(
+            "Use /v1/completions (`generate --raw`), or add chat_template.jinja to the target "
+            "directory"
+        ),
     ),
     Code(
         code="SD913",
         slug="chat-template-refused",
         severity="error",
         summary="The target's chat template raised an error for these messages.",
-        why="Templates state which roles may follow each other; the model was trained on nothing else.",
+        why=(
+            "Templates state which roles may follow each other; the model was trained on nothing "
+            "else."
+        ),
         fix="Follow the rule named in the message",
     ),
     Code(
@@ -121,8 +139,12 @@ CODES: tuple[Code, ...] = (
         code="SD915",
         slug="server-stopping",
         severity="error",
-        summary="The server is shutting down: it takes no new request, or its grace time has passed.",
-        why="Running requests get the grace time to finish; what is left then ends with this error.",
+        summary=(
+            "The server is shutting down: it takes no new request, or its grace time has passed."
+        ),
+        why=(
+            "Running requests get the grace time to finish; what is left then ends with this error."
+        ),
         fix="Send the request to another replica, or again after the restart",
     ),
     Code(
@@ -163,7 +185,10 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="A prompt file cannot be read: unknown form, a broken line, or no prompt in it.",
         why="Skipping lines would change the benchmark without a trace.",
-        fix="Use MT-Bench jsonl (`turns`), chat jsonl (`messages`), plain text, or a JSON of token ids",
+        fix=(
+            "Use MT-Bench jsonl (`turns`), chat jsonl (`messages`), plain text, or a JSON of "
+            "token ids"
+        ),
     ),
     Code(
         code="SD921",
@@ -178,7 +203,10 @@ CODES: tuple[Code, ...] = (
         slug="reference-mismatch",
         severity="error",
         summary="The reference file does not belong to these prompts.",
-        why="Comparing answers with the references of other prompts shows differences that mean nothing.",
+        why=(
+            "Comparing answers with the references of other prompts shows differences that mean "
+            "nothing."
+        ),
         fix="Give the reference file that was made from the same prompts, in the same order",
     ),
 )

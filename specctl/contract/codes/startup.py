@@ -191,7 +191,10 @@ _MACHINE: tuple[Code, ...] = (
         slug="runtime-extra-missing",
         severity="error",
         summary="A Python package that the runtime needs is not installed.",
-        why="The checkpoint tools install without torch; generating, serving and benchmarking need it.",
+        why=(
+            "The checkpoint tools install without torch; generating, serving and benchmarking "
+            "need it."
+        ),
         fix="pip install 'specctl[runtime]'",
     ),
 )
