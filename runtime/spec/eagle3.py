@@ -24,6 +24,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kv import KVLayer
 from runtime.models import DraftHidden, Eagle3Model
+from runtime.spec.host import on_device
 from runtime.spec.noise import NoiseKey, gumbel_at
 from runtime.spec.packing import Place, pack_block_tables, pack_places
 from runtime.spec.sampling import choose_with, filter_ids, scale
@@ -166,4 +167,4 @@ class Eagle3Proposer:
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         """Return host integers as an int64 index on the device."""
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return on_device(values, device=self._device)

@@ -20,6 +20,8 @@ from enum import IntEnum
 
 import torch
 
+from runtime.spec.host import on_device
+
 _MASK_32 = 0xFFFFFFFF
 _MASK_16 = 0xFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -88,7 +90,7 @@ def _counter_words(keys: Sequence[NoiseKey], blocks: torch.Tensor, kind: DrawKin
     """Return the words of M keys for int64 block numbers [K] (id // 4): four tensors [M, K]."""
 
     def column(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=blocks.device)[:, None]
+        return on_device(values, device=blocks.device)[:, None]
 
     seeds = [key.seed % 2**64 for key in keys]
     counter = (

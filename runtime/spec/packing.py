@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from runtime.batch import PreparedBatch
+from runtime.spec.host import on_device
 from runtime.spec.types import RequestView
 
 
@@ -43,7 +44,7 @@ def pack_block_tables(views: Sequence[RequestView], *, device: torch.device) -> 
     """Return the views' block tables as int32 [B, T], padded with 0."""
     width = max((len(view.block_table) for view in views), default=0)
     rows = [[*view.block_table, *[0] * (width - len(view.block_table))] for view in views]
-    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(len(views), width)
+    return on_device(rows, dtype=torch.int32, device=device).reshape(len(views), width)
 
 
 def pack_rows(
@@ -64,7 +65,7 @@ def pack_rows(
     Raises:
         IndexError: a position lies beyond its view's block table.
     """
-    ids_target_N = torch.tensor([row[2] for row in rows], dtype=torch.int64, device=device)
+    ids_target_N = on_device([row[2] for row in rows], device=device)
     return pack_places(
         [Place(row[0], row[1]) for row in rows],
         views,
@@ -96,9 +97,9 @@ def pack_places(
     positions = [position for _, position in places]
     return PreparedBatch(
         ids_target_N=ids_target_N,
-        positions_N=torch.tensor(positions, dtype=torch.int64, device=device),
-        slots_N=torch.tensor(slots, dtype=torch.int64, device=device),
-        row_request_N=torch.tensor([v for v, _ in places], dtype=torch.int32, device=device),
+        positions_N=on_device(positions, device=device),
+        slots_N=on_device(slots, device=device),
+        row_request_N=on_device([v for v, _ in places], dtype=torch.int32, device=device),
         block_tables_BT=block_tables_BT,
         max_length=max(positions, default=-1) + 1,
     )

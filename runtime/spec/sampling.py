@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from runtime.spec.host import on_device
 from runtime.spec.noise import gumbel
 from runtime.spec.types import RequestView, SamplingParams
 
@@ -84,12 +85,15 @@ def process_logits(
     """
     # NaN is never chosen, as in the head's own argmax.
     values_V = torch.nan_to_num(logits_V.to(torch.float32), nan=_MASKED, neginf=_MASKED)
-    for id_target, bias in dict(params.logit_bias).items():
-        values_V[id_target] += bias
+    if params.logit_bias:
+        bias = dict(params.logit_bias)
+        values_V[on_device(list(bias), device=values_V.device)] += on_device(
+            list(bias.values()), dtype=torch.float32, device=values_V.device
+        )
     if has_penalties(params):
         _penalise(values_V, params, counts)
     if counts.num_output < params.min_tokens and params.end_ids_target:
-        values_V[list(params.end_ids_target)] = _MASKED
+        values_V[on_device(params.end_ids_target, device=values_V.device)] = _MASKED
     if params.is_greedy:
         return values_V
     return filter_ids(scale(values_V, params.temperature), params)
@@ -100,13 +104,13 @@ def _penalise(values_V: torch.Tensor, params: SamplingParams, counts: TokenCount
     device = values_V.device
     if params.repetition_penalty != 1.0:
         seen = sorted(counts.prompt_ids_target.union(counts.output_counts))
-        index = torch.tensor(seen, dtype=torch.int64, device=device)
+        index = on_device(seen, device=device)
         values = values_V[index]
         factor = params.repetition_penalty
         values_V[index] = torch.where(values > 0, values / factor, values * factor)
     output = sorted(counts.output_counts.items())
-    index = torch.tensor([i for i, _ in output], dtype=torch.int64, device=device)
-    times = torch.tensor([n for _, n in output], dtype=torch.float32, device=device)
+    index = on_device([i for i, _ in output], device=device)
+    times = on_device([n for _, n in output], dtype=torch.float32, device=device)
     values_V[index] -= params.presence_penalty
     values_V[index] -= params.frequency_penalty * times
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from runtime.spec.host import on_device
 from runtime.spec.noise import NoiseKey, gumbel_rows
 from runtime.spec.sampling import TokenCounts, choose_with, has_penalties, process_logits
 from runtime.spec.types import Proposal, RequestView, RoundResult, SamplingParams
@@ -79,8 +80,8 @@ def accept(chosen_N: torch.Tensor, rows: VerifyRows, proposal: Proposal) -> Roun
     num_requests, width = len(rows.views), drafts_BG.shape[1] + 1
     if num_requests == 0:
         return RoundResult(committed=(), num_drafts=(), num_accepted_drafts=())
-    num_drafts_B1 = torch.tensor(proposal.num_drafts, dtype=torch.int64, device=device)[:, None]
-    first_B1 = torch.tensor(rows.first_row, dtype=torch.int64, device=device)[:, None]
+    num_drafts_B1 = on_device(proposal.num_drafts, device=device)[:, None]
+    first_B1 = on_device(rows.first_row, device=device)[:, None]
     offset_W = torch.arange(width, dtype=torch.int64, device=device)
     # Offsets beyond a request's drafts read its last row again; they are never accepted.
     chosen_BW = chosen_N[first_B1 + torch.minimum(offset_W, num_drafts_B1)]
@@ -107,10 +108,10 @@ def _chosen_ids(
         return target.greedy_ids(hidden_ND)
     chosen_N = torch.zeros(num_rows, dtype=torch.int64, device=device)
     if plain:
-        index = torch.tensor(plain, dtype=torch.int64, device=device)
+        index = on_device(plain, device=device)
         chosen_N[index] = target.greedy_ids(hidden_ND[index])
     if other:
-        index = torch.tensor(other, dtype=torch.int64, device=device)
+        index = on_device(other, device=device)
         logits_MV = target.logits(hidden_ND[index])
         chosen_N[index] = _choose_rows(logits_MV, _row_choices(rows, proposal))
     return chosen_N
