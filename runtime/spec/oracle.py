@@ -38,7 +38,8 @@ class OracleScript:
         accept_counts: if not empty, round r of a request has exactly its draft with index
             `accept_counts[r % len]` changed (none when there is no such draft).
         rounds: prompt ids (or request id) -> drafts of round 0, 1, ... verbatim, instead of a
-            continuation; no drafts once they are used up.
+            continuation; no drafts once they are used up. Only rounds that got drafts count, so
+            none of these may be empty.
         seed: of the corruption draws.
     """
 
@@ -63,6 +64,8 @@ class OracleProposer:
 
     def __init__(self, script: OracleScript, *, device: torch.device) -> None:
         """Follow `script`; proposals are made on `device`."""
+        for key, rounds in script.rounds.items():
+            assert all(rounds), f"the script for {key} has a round without drafts"
         self._script = script
         self._device = device
         self._rounds_done: dict[int, int] = {}
@@ -72,10 +75,11 @@ class OracleProposer:
         return len(self._drafts(view))
 
     def propose(self, views: Sequence[RequestView]) -> Proposal:
-        """Return each request's scripted drafts and count its round."""
+        """Return each request's scripted drafts; a round counts when there are some."""
         drafts = [self._drafts(view) for view in views]
-        for view in views:
-            self._rounds_done[view.slot] = self._rounds_done.get(view.slot, 0) + 1
+        for view, row in zip(views, drafts, strict=True):
+            if row:
+                self._rounds_done[view.slot] = self._rounds_done.get(view.slot, 0) + 1
         return pad_proposal(drafts, device=self._device)
 
     def observe(self, observation: Observation) -> None:

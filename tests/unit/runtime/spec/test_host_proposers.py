@@ -103,11 +103,14 @@ def test_oracle_counts_rounds_per_slot_and_forgets_on_release() -> None:
 
 
 def test_oracle_rounds_verbatim() -> None:
-    script = OracleScript(rounds={PROMPT: ((7, 7, 7), (), (8,))})
+    script = OracleScript(rounds={PROMPT: ((7, 7, 7), (8,))})
     proposer = OracleProposer(script, device=CPU)
     assert proposer.max_drafts(view_of(2)) == 2
-    found = [drafts_of(proposer.propose([view_of(2)]))[0] for _ in range(4)]
+    wishes = (2, 0, 2, 2)
+    found = [drafts_of(proposer.propose([view_of(count)]))[0] for count in wishes]
     assert found == [[7, 7], [], [8], []]
+    with pytest.raises(AssertionError, match="round without drafts"):
+        OracleProposer(OracleScript(rounds={PROMPT: ((7,), ())}), device=CPU)
 
 
 def test_oracle_corrupts_at_the_given_rates() -> None:
