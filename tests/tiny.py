@@ -1,7 +1,7 @@
 """Tiny random targets and EAGLE-3 drafts on disk, in the layouts that real ones have.
 
-Scales are chosen so that logits differ clearly and greedy text is not constant; embedding rows beyond
-the tokenizer are present in every target, so that padding rows are always exercised.
+Scales are chosen so that logits differ clearly and greedy text is not constant; every target has
+embedding rows beyond the tokenizer, so that padding rows are always exercised.
 `tests.tiny_manifest` turns the directories into manifests and loaded models.
 """
 
@@ -91,9 +91,7 @@ class Weights:
             if has_qk_norm and letter != "v":
                 self.norm(f"{prefix}self_attn.{letter}_norm", sizes.head_dim)
         width = sizes.heads * sizes.head_dim
-        self.linear(
-            f"{prefix}self_attn.o_proj", sizes.hidden, width, has_bias=has_o_bias, gain=1.0
-        )
+        self.linear(f"{prefix}self_attn.o_proj", sizes.hidden, width, has_bias=has_o_bias, gain=1.0)
         for name, out, source in (
             ("gate", sizes.inner, sizes.hidden),
             ("up", sizes.inner, sizes.hidden),
@@ -257,7 +255,7 @@ def save_shards(
     dtype: torch.dtype,
     num_shards: int,
 ) -> None:
-    """Write weights as one file, or as shards with an index; integers and masks keep their dtype."""
+    """Write one file, or shards with an index; integers and masks keep their dtype."""
     directory.mkdir(parents=True, exist_ok=True)
     stored = {
         name: (value.to(dtype) if value.is_floating_point() else value).contiguous()

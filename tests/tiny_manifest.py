@@ -155,7 +155,7 @@ def _draft(directory: Path) -> Draft:
         revision=None,
         architecture=config["architectures"][0],
         config_digest=digest_bytes((directory / "config.json").read_bytes()),
-        dtype=tensors["fc.weight"].dtype,
+        dtype=tensors["norm.weight"].dtype,
         decoder=_decoder(layer_config, tensors, "layers.", layer_config["num_hidden_layers"]),
         target_hidden_size=config["target_hidden_size"],
         aux_layer_ids=tuple(k - 1 for k in config["eagle_aux_hidden_state_layer_ids"]),
