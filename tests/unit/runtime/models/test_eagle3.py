@@ -1,4 +1,4 @@
-"""The EAGLE-3 draft against an independent dense reference, for every combination of its switches."""
+"""The EAGLE-3 draft against an independent dense reference, for every one of its switches."""
 
 from __future__ import annotations
 
