@@ -9,14 +9,22 @@ from runtime.kernels.attention import paged_attention
 from runtime.kernels.embedding import embed
 from runtime.kernels.head import head_argmax, head_logits
 from runtime.kernels.kv_write import write_kv
-from runtime.kernels.linear import RowInvariance, linear, row_invariance_probe
+from runtime.kernels.linear import linear
 from runtime.kernels.norm import add_rms_norm, head_rms_norm, rms_norm
+from runtime.kernels.probe import (
+    AttentionInvariance,
+    RowInvariance,
+    attention_invariance_probe,
+    row_invariance_probe,
+)
 from runtime.kernels.rope import apply_rope
 
 __all__ = [
+    "AttentionInvariance",
     "RowInvariance",
     "add_rms_norm",
     "apply_rope",
+    "attention_invariance_probe",
     "embed",
     "head_argmax",
     "head_logits",

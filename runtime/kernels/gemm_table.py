@@ -24,7 +24,8 @@ ATTENTION_TILE = 64
 
 BLOCK_M_CHOICES = (16, 32, 64)
 _RULE_VERSION = 1
-_STAGE_BYTES = 98_304  # shared memory of the rule's pipeline: fits every architecture since sm_80
+_STAGE_BYTES = {90: 196_608, 100: 196_608, 103: 196_608}  # shared memory of a load pipeline
+_STAGE_BYTES_UNKNOWN = 98_304  # fits every architecture since sm_80
 _MAX_SPLIT_K = 8
 _NUM_SMS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 188}
 _NUM_SMS_UNKNOWN = 128
@@ -90,19 +91,22 @@ def is_tabled(out_features: int, in_features: int, *, element_bytes: int, arch: 
     return element_bytes == 2 and arch == _TABLED_ARCH and (out_features, in_features) in _TABLE
 
 
-def head_config(out_features: int, in_features: int, *, element_bytes: int) -> GemmConfig:
+def head_config(
+    out_features: int, in_features: int, *, element_bytes: int, arch: int
+) -> GemmConfig:
     """Return the pinned tile of a head; BLOCK_K and SPLIT_K follow K and the element size alone.
 
     Args:
         out_features: rows of the head.
         in_features: K.
         element_bytes: size of an element of the inputs, 2 or 4.
+        arch: compute capability as major * 10 + minor; sets the pipeline's depth only.
     """
     block_n = 128 if out_features >= 65_536 else 64 if out_features >= 16_384 else 32
     if element_bytes == 4:
         block_n = min(block_n, 64)
     block_k = _rule_block_k(in_features, element_bytes)
-    num_stages = _rule_stages(block_n, block_k, element_bytes)
+    num_stages = _rule_stages(block_n, block_k, element_bytes, arch)
     return GemmConfig(block_n=block_n, block_k=block_k, split_k=1, num_stages=num_stages)
 
 
@@ -119,7 +123,7 @@ def gemm_table_digest() -> str:
     facts = {
         "table": sorted([*shape, asdict(config)] for shape, config in _TABLE.items()),
         "tabled_arch": _TABLED_ARCH,
-        "rule": [_RULE_VERSION, _STAGE_BYTES, _MAX_SPLIT_K, _NUM_SMS, _NUM_SMS_UNKNOWN],
+        "rule": [_RULE_VERSION, _MAX_SPLIT_K, _NUM_SMS, _NUM_SMS_UNKNOWN],
         "block_m": BLOCK_M_CHOICES,
         "attention": [SEGMENT, ATTENTION_TILE],
     }
@@ -150,7 +154,7 @@ def _rule(out_features: int, in_features: int, *, element_bytes: int, arch: int)
         block_n=block_n,
         block_k=block_k,
         split_k=split_k,
-        num_stages=_rule_stages(block_n, block_k, element_bytes),
+        num_stages=_rule_stages(block_n, block_k, element_bytes, arch),
     )
 
 
@@ -162,6 +166,6 @@ def _rule_block_k(in_features: int, element_bytes: int) -> int:
     return 128 if in_features >= 1536 else 64
 
 
-def _rule_stages(block_n: int, block_k: int, element_bytes: int) -> int:
+def _rule_stages(block_n: int, block_k: int, element_bytes: int, arch: int) -> int:
     stage_bytes = (BLOCK_M_CHOICES[-1] + block_n) * block_k * element_bytes
-    return max(2, min(4, _STAGE_BYTES // stage_bytes))
+    return max(2, min(4, _STAGE_BYTES.get(arch, _STAGE_BYTES_UNKNOWN) // stage_bytes))

@@ -2,15 +2,13 @@
 
 CPU: every product runs on exactly ROW_TILE rows, padded with zeros, so the BLAS library takes one
 code path for every batch. That a row's bits do not depend on its place in the tile is a property of
-the library; `row_invariance_probe` measures it for a weight at start-up.
+the library; `runtime.kernels.probe` measures it for each weight shape at start-up.
 CUDA: `runtime.kernels.cuda.linear`, tiles pinned by `runtime.kernels.gemm_table`.
 
 Legend: M rows, K input features, N output features.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
@@ -88,56 +86,3 @@ def _upcast_product(rows: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor
         for start in range(0, weight_NK.shape[0], _UPCAST_ROWS)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowInvariance:
-    """What a probe of one weight shape found.
-
-    Args:
-        out_features: N of the weight.
-        in_features: K of the weight.
-        dtype: dtype of the weight, e.g. "float32".
-        is_invariant: whether every placement gave the same bits.
-        largest_difference: largest absolute difference seen, 0.0 when invariant.
-    """
-
-    out_features: int
-    in_features: int
-    dtype: str
-    is_invariant: bool
-    largest_difference: float
-
-
-def row_invariance_probe(
-    weight_NK: torch.Tensor, *, out_dtype: torch.dtype | None = None
-) -> RowInvariance:
-    """Measure whether this machine's matrix product honours the contract for a weight.
-
-    Compares full batches with single rows at every other place of a tile, on inputs that span
-    twelve orders of magnitude. Cheap enough to run once per distinct shape at start-up. Returns
-    facts; the caller raises.
-
-    Args:
-        weight_NK: [N, K] on any device.
-        out_dtype: as the layer will ask for it.
-    """
-    generator = torch.Generator().manual_seed(0)
-    num_features = weight_NK.shape[1]
-    magnitudes = 10.0 ** (torch.rand(ROW_TILE, num_features, generator=generator) * 12 - 8)
-    signs = torch.randn(ROW_TILE, num_features, generator=generator)
-    x_MK = (signs * magnitudes).to(device=weight_NK.device, dtype=weight_NK.dtype)
-    full = linear(x_MK, weight_NK, out_dtype=out_dtype).float()
-    worst = 0.0
-    for shift in (0, 1, 6, 11):
-        rolled = linear(x_MK.roll(shift, 0), weight_NK, out_dtype=out_dtype).float()
-        worst = max(worst, float((rolled.roll(-shift, 0) - full).abs().max()))
-        alone = linear(x_MK[shift : shift + 1], weight_NK, out_dtype=out_dtype).float()
-        worst = max(worst, float((alone - full[shift : shift + 1]).abs().max()))
-    return RowInvariance(
-        out_features=weight_NK.shape[0],
-        in_features=num_features,
-        dtype=str(weight_NK.dtype).removeprefix("torch."),
-        is_invariant=worst == 0.0,
-        largest_difference=worst,
-    )

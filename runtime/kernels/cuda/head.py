@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.cuda.device import ceil_div, inner_contiguous
+from runtime.kernels.cuda.device import ceil_div, device_arch, inner_contiguous
 from runtime.kernels.cuda.linear import gemm_tile, launch_linear
 from runtime.kernels.gemm_table import GemmConfig, block_m_for, head_config
 
@@ -135,4 +135,9 @@ def head_constants(config: GemmConfig, block_m: int) -> dict[str, int]:
 
 def _config(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> GemmConfig:
     num_columns, num_features = weight_VD.shape
-    return head_config(num_columns, num_features, element_bytes=x_MD.element_size())
+    return head_config(
+        num_columns,
+        num_features,
+        element_bytes=x_MD.element_size(),
+        arch=device_arch(x_MD.device),
+    )
