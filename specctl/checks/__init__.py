@@ -1,7 +1,46 @@
 """Pure functions from a normalized checkpoint to diagnostics; they read no files.
 
-- `check_draft(draft: DraftCheckpoint) -> tuple[Diagnostic, ...]`
-- `check_target(target: TargetCheckpoint) -> tuple[Diagnostic, ...]`
-- `check_pair(draft: DraftCheckpoint, target: TargetCheckpoint) -> tuple[Diagnostic, ...]`: only what
-  needs both; call it after `formats.complete_draft`.
+What needs a config key or a file's names to be stated (missing fields, unmapped tensors) is
+reported by the readers of `specctl.formats`; here is what follows from the facts themselves.
 """
+
+from __future__ import annotations
+
+from specctl.checks.geometry import check_geometry
+from specctl.checks.target_fit import check_fit
+from specctl.checks.tensors import check_draft_tensors, check_target_tensors
+from specctl.checks.vocabulary import check_vocabulary
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
+
+__all__ = ["check_draft", "check_pair", "check_target"]
+
+
+def check_draft(draft: DraftCheckpoint) -> tuple[Diagnostic, ...]:
+    """Return what is wrong with a draft by itself (families 3, 4 and 5)."""
+    return (*check_geometry(draft), *check_vocabulary(draft), *check_draft_tensors(draft))
+
+
+def check_target(target: TargetCheckpoint) -> tuple[Diagnostic, ...]:
+    """Return what is wrong with a target by itself (SD415, SD503, SD508)."""
+    found = list(check_target_tensors(target))
+    entries, rows = target.tokenizer_size, target.vocab_size
+    if entries is not None and rows is not None and entries > rows:
+        found.append(
+            diagnose(
+                "SD415",
+                where="tokenizer.json",
+                message=f"the tokenizer has {entries} entries and the embedding {rows} rows",
+                expected=f"at most {rows}",
+                found=entries,
+            )
+        )
+    return tuple(found)
+
+
+def check_pair(draft: DraftCheckpoint, target: TargetCheckpoint) -> tuple[Diagnostic, ...]:
+    """Return what is wrong between a draft and a target; needs both.
+
+    Call it on the draft that `formats.complete_draft` returned, and `check_draft` on that one too.
+    """
+    return tuple(check_fit(draft, target))

@@ -1,12 +1,73 @@
-"""On-disk dialects: detect, read; name tables are two-way data.
+"""On-disk dialects of targets and drafts: detect one, read it into the normalized form.
 
-- `detect(checkpoint: Checkpoint) -> Detection`: total and unique, by config and tensors only.
-- `read_draft(checkpoint: Checkpoint) -> DraftCheckpoint`: raises `DiagnosticError` (SD201, SD202) when
-  it is no draft; every other defect is in `.diagnostics`.
-- `read_target(checkpoint: Checkpoint) -> TargetCheckpoint`: likewise for a target.
-- `complete_draft(draft: DraftCheckpoint, target: TargetCheckpoint) -> DraftCheckpoint`: closes the facts
-  that only the target decides (SafeAILab taps from its layer count).
-- `with_given(draft, *, num_speculative_tokens=None, aux_layer_ids=None, aux_numbering=None,
-  sample_from_anchor=None, has_norm_before_residual=None) -> DraftCheckpoint`: facts given by the user,
-  origin `given`.
+Invariants: `detect` is total and unique and looks at config and tensors only. A reader reports
+every defect in `.diagnostics` and raises only when there is no format to read by. Name tables are
+two-way data (`names.NameTable`), one per dialect.
 """
+
+from __future__ import annotations
+
+from specctl.checkpoint import Checkpoint
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.formats import (
+    deepseek_mtp,
+    huggingface,
+    safeailab_eagle3,
+    speculators_dspark,
+    speculators_eagle3,
+    speculators_mtp,
+)
+from specctl.formats.detect import detect
+from specctl.formats.given import complete_draft, with_given
+
+__all__ = ["complete_draft", "detect", "read_draft", "read_target", "with_given"]
+
+_DRAFT_READERS = {
+    "speculators-eagle3": speculators_eagle3.read,
+    "speculators-dspark": speculators_dspark.read,
+    "speculators-mtp": speculators_mtp.read,
+    "safeailab-eagle3": safeailab_eagle3.read,
+    "deepseek-mtp": deepseek_mtp.read,
+}
+
+
+def read_draft(checkpoint: Checkpoint) -> DraftCheckpoint:
+    """Return the normalized draft.
+
+    Raises:
+        DiagnosticError: SD201, SD202 or SD205 when no draft format reads it, or it is a target.
+    """
+    detection = detect(checkpoint)
+    if detection.format is None:
+        raise DiagnosticError(detection.diagnostics)
+    reader = _DRAFT_READERS.get(detection.format)
+    if reader is None:
+        raise DiagnosticError(_wrong_role("a draft", detection.evidence))
+    return reader(checkpoint)
+
+
+def read_target(checkpoint: Checkpoint) -> TargetCheckpoint:
+    """Return the normalized target.
+
+    Raises:
+        DiagnosticError: SD201, SD202 or SD205 when no format reads it, or it is a draft.
+    """
+    detection = detect(checkpoint)
+    if detection.format is None:
+        raise DiagnosticError(detection.diagnostics)
+    if detection.role != "target":
+        raise DiagnosticError(_wrong_role("a target", detection.evidence))
+    return huggingface.read(checkpoint)
+
+
+def _wrong_role(wanted: str, evidence: tuple[str, ...]) -> Diagnostic:
+    other = "a target" if wanted == "a draft" else "a draft"
+    return diagnose(
+        "SD201",
+        where=evidence[0].removeprefix("tensor ").split(" = ")[0],
+        message=f"this is {other}, and {wanted} is needed here",
+        expected=wanted,
+        found=f"{other}: {', '.join(evidence)}",
+        help="Swap the two sources, or pass the right directory",
+    )

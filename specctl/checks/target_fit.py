@@ -1,0 +1,156 @@
+"""Checks that a draft and a target belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specctl.checks.places import fact_place, tensor_place
+from specctl.checks.vocabulary import missing_end_ids
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
+
+
+def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD304, SD305, SD312, SD315, SD317, SD406, SD411, SD412, SD509 and SD510."""
+    yield from _check_hidden(draft, target)
+    yield from _check_depth(draft, target)
+    yield from _check_vocabulary(draft, target)
+    yield from _check_embedding(draft, target)
+    yield from _check_head(draft, target)
+    yield from _check_positions(draft, target)
+    own = set(draft.eos_token_ids)
+    others = (token for token in target.eos_token_ids if token not in own)
+    yield from missing_end_ids(draft, others, source="the target")
+
+
+def _check_hidden(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    if None in (draft.target_hidden_size, target.hidden_size):
+        return
+    if draft.target_hidden_size != target.hidden_size:
+        fuse = draft.tensors.get("fc.weight")
+        note = () if fuse is None else (f"`{fuse.key}` reads {fuse.shape[-1]} columns",)
+        yield diagnose(
+            "SD305",
+            where=fact_place(draft.origins, "draft.target_hidden_size"),
+            message=f"the draft reads target states of width {draft.target_hidden_size}; this "
+            f"target's have {target.hidden_size}",
+            expected=target.hidden_size,
+            found=draft.target_hidden_size,
+            notes=note,
+        )
+
+
+def _check_depth(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    layers = target.num_layers
+    if layers is None:
+        return
+    if draft.target_num_layers not in (None, layers):
+        yield diagnose(
+            "SD317",
+            where=tensor_place(draft.tensors["fc.weight"]),
+            message=f"the draft follows layer {draft.target_num_layers}; this target has {layers} "
+            "layers",
+            expected=layers,
+            found=draft.target_num_layers,
+        )
+    ids = draft.aux_layer_ids
+    if not ids:
+        return
+    where = fact_place(draft.origins, "draft.aux_layer_ids")
+    if max(ids) >= layers:
+        is_boundary = draft.aux_numbering == "boundary"
+        yield diagnose(
+            "SD304",
+            where=where,
+            message=f"captured-layer id {max(ids) + is_boundary} lies past the target's {layers} "
+            "layers",
+            expected=f"at most {layers if is_boundary else layers - 1} ({draft.aux_numbering} ids)",
+            found=max(ids) + is_boundary,
+        )
+    elif max(ids) == layers - 1:
+        yield diagnose(
+            "SD312",
+            where=where,
+            message=f"the state after the last of {layers} layers is captured, before the final "
+            "norm",
+        )
+
+
+def _check_vocabulary(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    ours, theirs = draft.target_vocab_size, target.vocab_size
+    if ours is None or theirs is None or ours == theirs:
+        return
+    where = fact_place(draft.origins, "vocabulary.target_vocab_size")
+    entries = target.tokenizer_size
+    if entries is not None and entries <= min(ours, theirs):
+        yield diagnose(
+            "SD412",
+            where=where,
+            message=f"the draft counts {ours} target ids and the target has {theirs} rows; the "
+            f"tokenizer's {entries} entries fit both",
+            expected=theirs,
+            found=ours,
+        )
+        return
+    yield diagnose(
+        "SD411",
+        where=where,
+        message=f"the draft was made for {ours} target ids; this target has {theirs}",
+        expected=theirs,
+        found=ours,
+        notes=() if entries is None else (f"the target's tokenizer has {entries} entries",),
+    )
+
+
+def _check_embedding(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    if draft.has_own_embedding or None in (draft.hidden_size, target.hidden_size):
+        return
+    if draft.hidden_size != target.hidden_size:
+        yield diagnose(
+            "SD509",
+            where=fact_place(draft.origins, "draft.decoder.hidden_size"),
+            message=f"the draft is {draft.hidden_size} wide and has no embedding; the target's has "
+            f"width {target.hidden_size}",
+            expected="`embed_tokens.weight` in the draft",
+            found="nothing",
+        )
+
+
+def _check_head(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    if draft.has_own_head or draft.algorithm == "mtp":
+        return
+    if None not in (draft.hidden_size, target.hidden_size) and (
+        draft.hidden_size != target.hidden_size
+    ):
+        yield diagnose(
+            "SD501",
+            where=fact_place(draft.origins, "draft.tensors"),
+            message=f"the draft stores no output head, and the target's has width "
+            f"{target.hidden_size} instead of {draft.hidden_size}",
+            expected="`lm_head.weight` in the draft",
+            found="nothing",
+        )
+        return
+    is_reduced = draft.map_kind == "reduced"
+    rows = f"{draft.draft_vocab_size} of its rows" if is_reduced else "all its rows"
+    yield diagnose(
+        "SD510",
+        where=fact_place(draft.origins, "draft.tensors"),
+        message=f"the draft stores no output head; the target's is used, {rows}",
+        severity="warning" if is_reduced else "info",
+    )
+
+
+def _check_positions(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    if draft.decoder is None or target.decoder is None:
+        return
+    ours = draft.decoder.max_position_embeddings
+    theirs = target.decoder.max_position_embeddings
+    if ours < theirs:
+        yield diagnose(
+            "SD315",
+            where=fact_place(draft.origins, "draft.decoder.max_position_embeddings"),
+            message=f"the draft ends at position {ours}, the target at {theirs}",
+            expected=theirs,
+            found=ours,
+        )

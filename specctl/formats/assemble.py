@@ -1,0 +1,150 @@
+"""Put the parts that a dialect's reader found together into a `DraftCheckpoint`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from specctl.checkpoint import Checkpoint
+from specctl.contract.diagnostics import has_errors
+from specctl.contract.manifest import Decoder, DraftFormat, Geometry, MarkovHead, TensorRef
+from specctl.draft import Algorithm, DraftCheckpoint
+from specctl.formats.aux_layers import AuxFacts
+from specctl.formats.fields import CONFIG, Fields
+from specctl.formats.names import Matched
+from specctl.formats.tokenizer import token_ids
+from specctl.formats.vocabulary import VocabularyFacts
+
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormFlags:
+    """EAGLE-3's variants; all false for other algorithms. Fields as in `DraftCheckpoint`."""
+
+    has_fc_bias: bool = False
+    has_norm_before_residual: bool = False
+    has_norm_before_fc: bool = False
+    has_fc_norm: bool = False
+    has_norm_output: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockFacts:
+    """What only block drafts have; the defaults are a chain's. Fields as in `DraftCheckpoint`."""
+
+    mask_token_id: int | None = None
+    markov: MarkovHead | None = None
+    has_confidence_head: bool = False
+    is_confidence_with_markov: bool = False
+    sample_from_anchor: bool | None = None
+    draft_block_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCount:
+    """Tokens drafted in a round as declared, and the target's name."""
+
+    num_speculative_tokens: int | None = None
+    verifier: str | None = None
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    *,
+    format: DraftFormat,
+    algorithm: Algorithm,
+    root: Fields,
+    layers: Fields,
+    matched: Matched,
+    decoder: Decoder | None,
+    target_hidden_size: int | None,
+    target_num_layers: int | None,
+    aux: AuxFacts,
+    vocabulary: VocabularyFacts,
+    count: TokenCount,
+    geometry: Geometry | None,
+    flags: NormFlags,
+    block: BlockFacts,
+) -> DraftCheckpoint:
+    """Return the normalized draft; its findings are those of `root`."""
+    findings = root.findings
+    report_remote_code(root)
+    architectures = root.texts("architectures")
+    findings.read("draft", CONFIG)
+    findings.read("draft.tensors", "tensor names")
+    findings.derived("draft.format", "config.json and tensor names", "format detection")
+    findings.derived("draft.dtype", "tensor headers", "dtype that most weight bytes have")
+    return DraftCheckpoint(
+        root=checkpoint.root,
+        format=format,
+        algorithm=algorithm,
+        architecture=architectures[0] if architectures else "",
+        config_digest=checkpoint.config_digest,
+        dtype=main_dtype(matched.tensors),
+        decoder=decoder,
+        hidden_size=layers.integer("hidden_size"),
+        target_hidden_size=target_hidden_size,
+        target_num_layers=target_num_layers,
+        target_vocab_size=vocabulary.target_vocab_size,
+        draft_vocab_size=vocabulary.draft_vocab_size,
+        num_aux_states=aux.num_states,
+        declared_aux_ids=aux.declared,
+        aux_layer_ids=aux.canonical,
+        aux_numbering=aux.numbering,
+        has_fc_bias=flags.has_fc_bias,
+        has_norm_before_residual=flags.has_norm_before_residual,
+        has_norm_before_fc=flags.has_norm_before_fc,
+        has_fc_norm=flags.has_fc_norm,
+        has_norm_output=flags.has_norm_output,
+        mask_token_id=block.mask_token_id,
+        markov=block.markov,
+        has_confidence_head=block.has_confidence_head,
+        is_confidence_with_markov=block.is_confidence_with_markov,
+        declared_num_speculative_tokens=count.num_speculative_tokens,
+        sample_from_anchor=block.sample_from_anchor,
+        draft_block_size=block.draft_block_size,
+        geometry=geometry,
+        d2t=vocabulary.d2t,
+        t2d=vocabulary.t2d,
+        draft_to_target=vocabulary.draft_to_target,
+        verifier=count.verifier,
+        bos_token_id=next(iter(token_ids(layers.data.get("bos_token_id"))), None),
+        eos_token_ids=tuple(sorted(set(token_ids(layers.data.get("eos_token_id"))))),
+        tensors=MappingProxyType(dict(matched.tensors)),
+        unmapped=matched.unmapped,
+        files=checkpoint.files,
+        origins=MappingProxyType(dict(findings.origins)),
+        diagnostics=tuple(findings.diagnostics),
+    )
+
+
+def report_remote_code(root: Fields) -> None:
+    """Report SD204 for an `auto_map`; nothing it names is ever imported."""
+    if root.has("auto_map"):
+        root.findings.add(
+            "SD204",
+            where=root.where("auto_map"),
+            message="`auto_map` names code of the checkpoint; it was not read or run",
+            found=str(root.data["auto_map"])[:80],
+        )
+
+
+def main_dtype(tensors: Mapping[str, TensorRef]) -> str | None:
+    """Return the dtype that most bytes of the matrices have, None without matrices."""
+    sizes: dict[str, int] = {}
+    for role, ref in tensors.items():
+        if len(ref.shape) > 1 and role not in ("d2t", "t2d"):
+            sizes[ref.dtype] = sizes.get(ref.dtype, 0) + ref.end - ref.begin
+    return max(sorted(sizes), key=lambda dtype: sizes[dtype]) if sizes else None
+
+
+def main_file(checkpoint: Checkpoint) -> str:
+    """Return the weight file to name for a tensor that is nowhere."""
+    return checkpoint.files[0].file if checkpoint.files else "model.safetensors"
+
+
+def is_whole(checkpoint: Checkpoint) -> bool:
+    """Tell whether all weights could be read; else nothing can be said on what is missing."""
+    return bool(checkpoint.tensors) and not has_errors(checkpoint.diagnostics)

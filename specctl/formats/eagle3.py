@@ -1,0 +1,216 @@
+"""EAGLE-3 as both its dialects store it: names, norm flags, and the assembly they share.
+
+*Source:* SafeAILab/EAGLE `eagle/model/cnets.py` (midlayer, fc, d2t, t2d); Speculators eagle3 for
+`norm_before_residual`, `norm_before_fc`, `fc_norm`, `norm_output`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specctl.checkpoint import Checkpoint
+from specctl.contract.manifest import DraftFormat
+from specctl.contract.roles import EAGLE3_ROLES
+from specctl.draft import DraftCheckpoint, chain_geometry
+from specctl.formats.assemble import (
+    BlockFacts,
+    NormFlags,
+    TokenCount,
+    assemble,
+    is_whole,
+    main_file,
+)
+from specctl.formats.aux_layers import AuxFacts
+from specctl.formats.decoder import (
+    count_layers,
+    layer_conditions,
+    read_decoder,
+    report_layer_count,
+)
+from specctl.formats.fields import Fields
+from specctl.formats.model_types import Family
+from specctl.formats.names import Ignored, Matched, Name, NameTable, at_layer, layer_names, place
+from specctl.formats.vocabulary import read_vocabulary
+
+IGNORED_KEYS: tuple[Ignored, ...] = (
+    Ignored(pattern=r".*rotary_emb\.inv_freq", reason="rotary frequencies are computed"),
+    Ignored(
+        pattern=r"verifier_(lm_head|norm)\.weight",
+        reason="a copy of the target's weights, kept by training",
+    ),
+)
+
+VOCABULARY_NAMES: tuple[Name, ...] = (
+    Name(role="embedding", keys=("embed_tokens.weight", "model.embed_tokens.weight")),
+    Name(role="head", keys=("lm_head.weight",)),
+    Name(role="d2t", keys=("d2t", "model.d2t", "draft_id_to_target_id")),
+    Name(role="t2d", keys=("t2d", "model.t2d")),
+)
+
+_GLOBAL_NAMES: tuple[Name, ...] = (
+    *VOCABULARY_NAMES,
+    Name(role="fc.weight", keys=("fc.weight",)),
+    Name(role="fc.bias", keys=("fc.bias",)),
+    Name(role="input_norm", keys=("input_norm.weight",)),
+    Name(role="fc_norm.{i}", keys=("fc_norm.{i}.weight",)),
+    Name(role="norm", keys=("norm.weight",)),
+)
+_FLAT_LAYERS: tuple[Name, ...] = (
+    Name(role="layers.0.hidden_norm", keys=("layers.0.hidden_norm.weight",)),
+    *layer_names("layers.{i}."),
+)
+_MIDLAYER: tuple[Name, ...] = (
+    Name(role="layers.0.hidden_norm", keys=("midlayer.hidden_norm.weight",)),
+    *at_layer(layer_names("midlayer."), 0),
+)
+
+# Both dialects read both spellings of the first layer; they differ in the one that they write.
+SPECULATORS_NAMES = NameTable(
+    names=(*_GLOBAL_NAMES, *_FLAT_LAYERS, *_MIDLAYER), ignored=IGNORED_KEYS
+)
+SAFEAILAB_NAMES = NameTable(names=(*_GLOBAL_NAMES, *_MIDLAYER, *_FLAT_LAYERS), ignored=IGNORED_KEYS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """What distinguishes the dialects once their configs are read."""
+
+    format: DraftFormat
+    names: NameTable
+
+
+def read_eagle3(
+    checkpoint: Checkpoint,
+    dialect: Dialect,
+    *,
+    root: Fields,
+    layers: Fields,
+    family: Family | None,
+    aux: AuxFacts,
+    count: TokenCount,
+    flags: NormFlags,
+) -> DraftCheckpoint:
+    """Return the draft from its config facts and tensors.
+
+    Args:
+        checkpoint: the opened files.
+        dialect: format and name table.
+        root: config root.
+        layers: object with the layer's dimensions, equal to `root` in a flat config.
+        family: of the layers, None when it is not supported.
+        aux: captured layers.
+        count: declared tokens and target name.
+        flags: as the config states them; the fc bias is taken from the tensors.
+    """
+    findings = root.findings
+    matched = dialect.names.match(checkpoint.tensors, findings)
+    num_layers = count_layers(matched.tensors)
+    decoder = None
+    target_hidden = read_target_hidden(root, layers)
+    if family is not None:
+        conditions = layer_conditions(matched.tensors, layers, family)
+        decoder = read_decoder(
+            layers,
+            family=family,
+            tensors=matched.tensors,
+            conditions=conditions,
+            num_layers=num_layers,
+            path="draft.decoder",
+        )
+        if is_whole(checkpoint):
+            report_layer_count(layers, num_layers)
+            _report_flags(matched, flags, root)
+            dialect.names.report_missing(
+                EAGLE3_ROLES,
+                matched,
+                findings,
+                conditions=conditions | _flag_conditions(flags),
+                num_layers=max(num_layers, 1),
+                num_aux_states=aux.num_states or 0,
+                file=main_file(checkpoint),
+            )
+    gamma = count.num_speculative_tokens
+    return assemble(
+        checkpoint,
+        format=dialect.format,
+        algorithm="eagle3",
+        root=root,
+        layers=layers,
+        matched=matched,
+        decoder=decoder,
+        target_hidden_size=target_hidden,
+        target_num_layers=None,
+        aux=aux,
+        vocabulary=read_vocabulary(checkpoint, matched, root=root, layers=layers),
+        count=count,
+        geometry=None if gamma is None else chain_geometry(gamma),
+        flags=NormFlags(
+            has_fc_bias="fc.bias" in matched.tensors,
+            has_norm_before_residual=flags.has_norm_before_residual,
+            has_norm_before_fc=flags.has_norm_before_fc,
+            has_fc_norm=flags.has_fc_norm,
+            has_norm_output=flags.has_norm_output,
+        ),
+        block=BlockFacts(),
+    )
+
+
+def read_norm_flags(root: Fields, *, has_norm_before_residual: bool) -> NormFlags:
+    """Return the flags of a config; absent ones are false (SD208 when two exclude each other)."""
+    before_fc = _flag(root, "norm_before_fc", "draft.has_norm_before_fc")
+    fc_norm = _flag(root, "fc_norm", "draft.has_fc_norm")
+    if before_fc and fc_norm:
+        root.findings.add(
+            "SD208",
+            where=root.where("fc_norm"),
+            message="`norm_before_fc` and `fc_norm` exclude each other and are both true",
+            expected="one of them",
+            found="both",
+        )
+    return NormFlags(
+        has_norm_before_residual=has_norm_before_residual,
+        has_norm_before_fc=before_fc,
+        has_fc_norm=fc_norm,
+        has_norm_output=_flag(root, "norm_output", "draft.has_norm_output"),
+    )
+
+
+def _flag(root: Fields, key: str, path: str) -> bool:
+    value = root.flag(key, path)
+    if value is None:
+        root.findings.derived(path, root.where(key), "false when absent (all readers agree)")
+    return bool(value)
+
+
+def read_target_hidden(root: Fields, layers: Fields) -> int | None:
+    path = "draft.target_hidden_size"
+    stated = root.integer("target_hidden_size", path)
+    if stated is not None or root.has("target_hidden_size"):
+        return stated
+    root.findings.derived(
+        path, layers.where("hidden_size"), "the draft's own width when target_hidden_size is absent"
+    )
+    return layers.integer("hidden_size")
+
+
+def _flag_conditions(flags: NormFlags) -> frozenset[str]:
+    words = {"norm_before_fc": flags.has_norm_before_fc, "fc_norm": flags.has_fc_norm}
+    return frozenset(word for word, holds in words.items() if holds)
+
+
+def _report_flags(matched: Matched, flags: NormFlags, root: Fields) -> None:
+    pairs = (
+        ("input_norm", "norm_before_fc", flags.has_norm_before_fc),
+        ("fc_norm.0", "fc_norm", flags.has_fc_norm),
+    )
+    for role, key, holds in pairs:
+        ref = matched.tensors.get(role)
+        if ref is not None and not holds:
+            root.findings.add(
+                "SD506",
+                where=place(ref),
+                message=f"`{ref.key}` is stored and `{key}` is "
+                + ("false" if root.has(key) else "absent"),
+                expected=f"`{key}`: true",
+                found=root.data.get(key, "nothing"),
+            )

@@ -1,0 +1,222 @@
+"""Typed reads of config fields: value, origin and diagnostics in one call.
+
+Invariants: a value that is absent, of the wrong type or out of range never becomes a guess: it is
+the model class's documented default (origin `derived`, rule named), or None with a diagnostic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
+from specctl.contract.manifest import Origin
+
+CONFIG = "config.json"
+NO_DEFAULTS: Mapping[str, object] = MappingProxyType({})
+
+
+class Findings:
+    """Origins and diagnostics of one reader, in order of discovery."""
+
+    def __init__(self) -> None:
+        self.origins: dict[str, Origin] = {}
+        self.diagnostics: list[Diagnostic] = []
+
+    def read(self, path: str | None, where: str) -> None:
+        """Record that the fact at manifest path `path` was read at `where`."""
+        if path is not None:
+            self.origins[path] = Origin(kind="read", where=where)
+
+    def derived(self, path: str | None, where: str, rule: str) -> None:
+        """Record that the fact at `path` follows from `where` by `rule`."""
+        if path is not None:
+            self.origins[path] = Origin(kind="derived", where=where, rule=rule)
+
+    def add(
+        self,
+        code: str,
+        *,
+        where: str,
+        message: str,
+        expected: object = None,
+        found: object = None,
+        help: str | None = None,
+        notes: Iterable[str] = (),
+        severity: Severity | None = None,
+    ) -> None:
+        """Record one diagnostic; arguments as in `diagnose`."""
+        self.diagnostics.append(
+            diagnose(
+                code,
+                where=where,
+                message=message,
+                expected=expected,
+                found=found,
+                help=help,
+                notes=notes,
+                severity=severity,
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fields:
+    """One object of a config.
+
+    Args:
+        data: its keys.
+        pointer: JSON pointer of the object, empty for the root.
+        findings: receives origins and diagnostics.
+        defaults: the model class's defaults for absent keys.
+        rule: name of these defaults.
+    """
+
+    data: Mapping[str, object]
+    pointer: str
+    findings: Findings
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    rule: str = ""
+
+    def where(self, key: str) -> str:
+        """Return the place of a key, `config.json#/a/b`."""
+        return f"{CONFIG}#{self.pointer}/{key}"
+
+    def has(self, key: str) -> bool:
+        """Tell whether the file states the key (null counts as absent)."""
+        return self.data.get(key) is not None
+
+    def integer(
+        self,
+        key: str,
+        path: str | None = None,
+        *,
+        minimum: int = 1,
+        is_required: bool = False,
+    ) -> int | None:
+        """Return an integer field; SD206 when required and absent, SD207 for a wrong one."""
+        value = self._value(key, path, is_required=is_required)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            self._invalid(key, path, value, f"an integer of at least {minimum}")
+            return None
+        return value
+
+    def number(self, key: str, path: str | None = None) -> float | None:
+        """Return a positive number as float; SD207 for a wrong one."""
+        value = self._value(key, path, is_required=False)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            self._invalid(key, path, value, "a number above 0")
+            return None
+        return float(value)
+
+    def flag(self, key: str, path: str | None = None) -> bool | None:
+        """Return a boolean field; SD207 for a wrong one."""
+        value = self._value(key, path, is_required=False)
+        if value is None or isinstance(value, bool):
+            return value
+        self._invalid(key, path, value, "true or false")
+        return None
+
+    def text(self, key: str, path: str | None = None) -> str | None:
+        """Return a non-empty string field; SD207 for a wrong one."""
+        value = self._value(key, path, is_required=False)
+        if value is None or (isinstance(value, str) and value):
+            return value
+        self._invalid(key, path, value, "a string")
+        return None
+
+    def integers(self, key: str, path: str | None = None) -> tuple[int, ...] | None:
+        """Return a list of integers; SD207 for a wrong one."""
+        value = self._value(key, path, is_required=False)
+        if value is None:
+            return None
+        if isinstance(value, list) and value and all(type(item) is int for item in value):
+            return tuple(value)
+        self._invalid(key, path, value, "a list of integers")
+        return None
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings, empty when absent; SD207 for a wrong one."""
+        value = self.data.get(key)
+        if value is None:
+            return ()
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        self._invalid(key, None, value, "a list of strings")
+        return ()
+
+    def section(
+        self, key: str, *, defaults: Mapping[str, object] = NO_DEFAULTS, rule: str = ""
+    ) -> Fields | None:
+        """Return a nested object, None when absent; SD207 when it is no object."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self._invalid(key, None, value, "an object")
+            return None
+        return Fields(
+            data=value,
+            pointer=f"{self.pointer}/{key}",
+            findings=self.findings,
+            defaults=defaults,
+            rule=rule,
+        )
+
+    def with_defaults(self, defaults: Mapping[str, object], rule: str) -> Fields:
+        """Return the same object with the defaults of another model class."""
+        return Fields(
+            data=self.data,
+            pointer=self.pointer,
+            findings=self.findings,
+            defaults=defaults,
+            rule=rule,
+        )
+
+    def _value(self, key: str, path: str | None, *, is_required: bool) -> object:
+        value = self.data.get(key)
+        if value is not None:
+            self.findings.read(path, self.where(key))
+            return value
+        default = self.defaults.get(key)
+        if default is not None:
+            self.findings.derived(path, self.where(key), self.rule)
+        elif is_required:
+            self.findings.add(
+                "SD206",
+                where=self.where(key),
+                message=f"`{key}` is absent and the format has no rule for it",
+                expected=f"`{key}`",
+                found="nothing",
+            )
+        return default
+
+    def _invalid(self, key: str, path: str | None, value: object, expected: str) -> None:
+        if path is not None:
+            self.findings.origins.pop(path, None)
+        self.findings.add(
+            "SD207",
+            where=self.where(key),
+            message=f"`{key}` is not {expected}",
+            expected=expected,
+            found=repr(value)[:80],
+        )
+
+
+def root_fields(config: Mapping[str, object] | None, findings: Findings) -> Fields:
+    """Return the config's root object; SD206 when there is no config."""
+    if config is None:
+        findings.add(
+            "SD206",
+            where=CONFIG,
+            message="there is no readable config.json, so no dimension is known",
+            expected="config.json",
+            found="nothing",
+            help="Copy config.json from where the weights were published",
+        )
+    return Fields(data=config or {}, pointer="", findings=findings)

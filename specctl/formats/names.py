@@ -1,0 +1,223 @@
+"""Name tables: role <-> name in a file, as data, and the matching of a file against one.
+
+Invariants: every key of a file becomes exactly one of: a role's tensor, a second spelling (SD505),
+a known tensor without use (SD507), or unmapped (SD502).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from specctl.checkpoint import TensorEntry
+from specctl.contract.manifest import TensorRef
+from specctl.contract.roles import TensorRole, generic_role, required_roles
+from specctl.formats.fields import Findings
+
+_INDEX = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Name:
+    """One row of a name table.
+
+    Args:
+        role: canonical role, `{i}` for an index.
+        keys: spellings in files; the first is the one that is written.
+    """
+
+    role: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored:
+    """A key pattern that is known and has no use, with the reason shown to the user."""
+
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NameTable:
+    """All names of one dialect."""
+
+    names: tuple[Name, ...]
+    ignored: tuple[Ignored, ...] = ()
+
+    def key_of(self, role: str) -> str | None:
+        """Return the key that the dialect writes for a role."""
+        generic, index = generic_role(role)
+        for row in self.names:
+            if row.role == role:
+                return row.keys[0]
+            if row.role == generic and index is not None:
+                return row.keys[0].replace("{i}", str(index))
+        return None
+
+    def role_of(self, key: str) -> str | None:
+        """Return the role that the dialect reads from a key; every spelling counts."""
+        return _role(key, self._lookup())
+
+    def match(self, tensors: Mapping[str, TensorEntry], findings: Findings) -> Matched:
+        """Assign every tensor of a file, reporting SD502, SD505 and SD507."""
+        lookup = self._lookup()
+        found: dict[str, TensorRef] = {}
+        twice: list[tuple[str, TensorEntry, str]] = []
+        unmapped: list[TensorEntry] = []
+        for key in sorted(tensors):
+            entry = tensors[key]
+            role = _role(key, lookup)
+            if role is None:
+                reason = self._ignored_reason(key)
+                if reason is None:
+                    unmapped.append(entry)
+                else:
+                    findings.add("SD507", where=entry.describe(), message=f"not used: {reason}")
+            elif role in found:
+                twice.append((role, entry, found[role].key))
+            else:
+                found[role] = as_ref(entry)
+        _report_twice(twice, findings)
+        _report_unmapped(unmapped, findings)
+        return Matched(tensors=found, unmapped=tuple(entry.key for entry in unmapped))
+
+    def report_missing(
+        self,
+        roles: tuple[TensorRole, ...],
+        matched: Matched,
+        findings: Findings,
+        *,
+        conditions: frozenset[str],
+        num_layers: int,
+        num_aux_states: int,
+        file: str,
+    ) -> None:
+        """Report SD501 for every role that the format requires and the file lacks.
+
+        `conditions`, `num_layers` and `num_aux_states` are those of
+        `contract.roles.required_roles`; `file` is the weight file named as the place.
+        """
+        required = required_roles(
+            roles, conditions=conditions, num_layers=num_layers, num_aux_states=num_aux_states
+        )
+        for role in required:
+            if role not in matched.tensors:
+                key = self.key_of(role) or role
+                findings.add(
+                    "SD501",
+                    where=f"{file}::{key}",
+                    message=f"`{key}` is not stored; the format requires it",
+                    expected=f"`{key}`",
+                    found="nothing",
+                )
+
+    def _lookup(self) -> dict[str, str]:
+        return {key: row.role for row in self.names for key in row.keys}
+
+    def _ignored_reason(self, key: str) -> str | None:
+        for row in self.ignored:
+            if re.fullmatch(row.pattern, key):
+                return row.reason
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matched:
+    """A file's tensors by role, and the keys that have none."""
+
+    tensors: Mapping[str, TensorRef]
+    unmapped: tuple[str, ...]
+
+
+def _role(key: str, lookup: Mapping[str, str]) -> str | None:
+    if "{" in key:  # would meet the placeholder of a table row
+        return None
+    exact = lookup.get(key)
+    indexes = _INDEX.findall(key)
+    if exact is not None or len(indexes) != 1:
+        return exact
+    role = lookup.get(_INDEX.sub("{i}", key))
+    return None if role is None else role.replace("{i}", str(int(indexes[0])))
+
+
+def as_ref(entry: TensorEntry) -> TensorRef:
+    """Return the manifest's form of a tensor."""
+    return TensorRef(
+        key=entry.key,
+        file=entry.file,
+        shape=entry.shape,
+        dtype=entry.dtype,
+        begin=entry.begin,
+        end=entry.end,
+    )
+
+
+def place(ref: TensorRef) -> str:
+    """Return `file::key[shape dtype]`, the place form of diagnostics."""
+    shape = ",".join(str(size) for size in ref.shape)
+    return f"{ref.file}::{ref.key}[{f'{shape} {ref.dtype}'.strip()}]"
+
+
+def _report_twice(twice: list[tuple[str, TensorEntry, str]], findings: Findings) -> None:
+    if not twice:
+        return
+    role, entry, other = twice[0]
+    findings.add(
+        "SD505",
+        where=entry.describe(),
+        message=f"`{entry.key}` and `{other}` both name the tensor `{role}`"
+        + (f", and {len(twice) - 1} more pairs like it" if twice[1:] else ""),
+        expected="one spelling",
+        found="two",
+    )
+
+
+def _report_unmapped(unmapped: Iterable[TensorEntry], findings: Findings) -> None:
+    groups: dict[str, list[TensorEntry]] = {}
+    for entry in unmapped:
+        groups.setdefault(_INDEX.sub("{i}", entry.key), []).append(entry)
+    for generic, entries in groups.items():
+        more = "" if len(entries) == 1 else f" and {len(entries) - 1} more of the form `{generic}`"
+        findings.add(
+            "SD502",
+            where=entries[0].describe(),
+            message=f"`{entries[0].key}`{more}: not a name of this format; not used",
+        )
+
+
+def layer_names(prefix: str, *other_prefixes: str) -> tuple[Name, ...]:
+    """Return the names of one layer's tensors under the given key prefixes.
+
+    Args:
+        prefix: written prefix, such as `layers.{i}.`.
+        other_prefixes: further accepted ones.
+    """
+    prefixes = (prefix, *other_prefixes)
+    rows: list[Name] = []
+    for role, key in _LAYER_KEYS:
+        rows.append(Name(role=f"layers.{{i}}.{role}", keys=tuple(p + key for p in prefixes)))
+    return tuple(rows)
+
+
+_LAYER_KEYS: tuple[tuple[str, str], ...] = (
+    *(
+        (f"{name}.{kind}", f"self_attn.{name}.{kind}")
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj")
+        for kind in ("weight", "bias")
+    ),
+    *((name, f"self_attn.{name}.weight") for name in ("q_norm", "k_norm")),
+    *(
+        (f"{name}.{kind}", f"mlp.{name}.{kind}")
+        for name in ("gate_proj", "up_proj", "down_proj")
+        for kind in ("weight", "bias")
+    ),
+    ("input_norm", "input_layernorm.weight"),
+    ("post_attention_norm", "post_attention_layernorm.weight"),
+)
+
+
+def at_layer(rows: tuple[Name, ...], role_index: int) -> tuple[Name, ...]:
+    """Return the rows with `{i}` of their roles fixed; keys are left as they are."""
+    return tuple(Name(role=row.role.replace("{i}", str(role_index)), keys=row.keys) for row in rows)

@@ -1,0 +1,90 @@
+"""Rotary facts from either spelling of a config.
+
+*Source:* transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 `rope_parameters`
+with the theta inside; both occur, and a file with both must agree (vLLM issue 51092).
+"""
+
+from __future__ import annotations
+
+from specctl.contract.manifest import Rope
+from specctl.formats.fields import Fields
+
+
+def read_rope(fields: Fields, path: str) -> Rope | None:
+    """Return the rotary facts, None when they are malformed (SD207) or contradict (SD208)."""
+    nested = fields.section("rope_parameters")
+    scaling = fields.section("rope_scaling")
+    if nested is not None and not _is_flat(nested):
+        return None
+    source = nested or scaling
+    theta = _theta(fields, nested, path)
+    if theta is None:
+        return None
+    if source is None:
+        return Rope(theta=theta)
+    if nested is not None and scaling is not None and _kind(nested) != _kind(scaling):
+        _conflict(fields, "rope_type", _kind(nested), _kind(scaling))
+        return None
+    numbers = {
+        key: value
+        for key, value in source.data.items()
+        if key not in ("rope_theta", "rope_type", "type")
+    }
+    kind = _kind(source)
+    fields.findings.read(path, source.where("rope_type"))
+    return Rope(theta=theta, kind=kind, parameters={} if kind == "default" else _plain(numbers))
+
+
+def _theta(fields: Fields, nested: Fields | None, path: str) -> float | None:
+    theta_path = f"{path}.theta"
+    if nested is None or not nested.has("rope_theta"):
+        return fields.number("rope_theta", theta_path)
+    theta = nested.number("rope_theta", theta_path)
+    if fields.has("rope_theta") and fields.number("rope_theta") != theta:
+        _conflict(fields, "rope_theta", theta, fields.data["rope_theta"])
+        return None
+    return theta
+
+
+def _kind(section: Fields) -> str:
+    kind = section.data.get("rope_type") or section.data.get("type") or "default"
+    return kind if isinstance(kind, str) else repr(kind)
+
+
+def _is_flat(nested: Fields) -> bool:
+    if not any(isinstance(value, dict) for value in nested.data.values()):
+        return True
+    nested.findings.add(
+        "SD207",
+        where=nested.where(""),
+        message="`rope_parameters` holds one entry per layer type; only one for all layers is read",
+        expected="rope_type, rope_theta and numbers",
+        found=", ".join(sorted(nested.data)),
+    )
+    return False
+
+
+def _plain(
+    numbers: dict[str, object],
+) -> dict[str, float | int | bool | str | list[float] | None]:
+    result: dict[str, float | int | bool | str | list[float] | None] = {}
+    for key, value in numbers.items():
+        if value is None or isinstance(value, (bool, int, float, str)):
+            result[key] = value
+        elif isinstance(value, list) and all(
+            isinstance(item, (int, float)) and not isinstance(item, bool) for item in value
+        ):
+            result[key] = [float(item) for item in value]
+        else:
+            result[key] = repr(value)
+    return result
+
+
+def _conflict(fields: Fields, key: str, nested: object, other: object) -> None:
+    fields.findings.add(
+        "SD208",
+        where=fields.where("rope_parameters") + f"/{key}",
+        message=f"`{key}` is {nested} in `rope_parameters` and {other} beside it",
+        expected="one value",
+        found=f"{nested} and {other}",
+    )

@@ -1,0 +1,121 @@
+"""What a target's tokenizer and generation config say about ids.
+
+Invariants: reads JSON only; `tokenizer_config.json`'s Python class names are never imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from specctl.checkpoint import Checkpoint
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.formats.fields import CONFIG, Findings
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Model(msgspec.Struct):
+    # Unigram vocabularies are lists of [piece, score]; the id is the place in the list.
+    vocab: dict[str, int] | list[msgspec.Raw] = {}
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_AddedToken] = []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerFacts:
+    """Sizes and end ids of a target.
+
+    Args:
+        size: highest token id + 1, None without a tokenizer.json.
+        digest: `sha256:` of tokenizer.json.
+        eos_token_ids: of config, generation config and tokenizer, ascending.
+    """
+
+    size: int | None
+    digest: str | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts:
+    """Return the tokenizer's facts; an unreadable file is SD207 at its name."""
+    tokenizer = _decode(checkpoint, findings)
+    vocabulary: Mapping[str, int] = {}
+    size: int | None = None
+    added: dict[str, int] = {}
+    if tokenizer is not None:
+        added = {token.content: token.id for token in tokenizer.added_tokens}
+        vocab = tokenizer.model.vocab
+        if isinstance(vocab, dict):
+            vocabulary = vocab
+            highest = max(vocab.values(), default=-1)
+        else:
+            highest = len(vocab) - 1
+        size = max(highest, *added.values(), -1) + 1
+    config = checkpoint.config or {}
+    end_ids = set(token_ids(config.get("eos_token_id")))
+    for name, key in ((GENERATION_CONFIG, "eos_token_id"), (TOKENIZER_CONFIG, "eos_token")):
+        table = _json(checkpoint, name, findings)
+        value = (table or {}).get(key)
+        if key == "eos_token":
+            text = value.get("content") if isinstance(value, dict) else value
+            known = added.get(text, vocabulary.get(text)) if isinstance(text, str) else None
+            end_ids |= set(token_ids(known))
+        else:
+            end_ids |= set(token_ids(value))
+    where = f"{CONFIG}#/eos_token_id"
+    findings.derived(
+        "target.eos_token_ids", where, "end ids of config, generation config and tokenizer"
+    )
+    begin = token_ids(config.get("bos_token_id"))
+    return TokenizerFacts(
+        size=size,
+        digest=checkpoint.file_digest(TOKENIZER) if tokenizer is not None else None,
+        bos_token_id=begin[0] if begin else None,
+        eos_token_ids=tuple(sorted(end_ids)),
+    )
+
+
+def token_ids(value: object) -> tuple[int, ...]:
+    """Return a config's token id or list of ids, without what is no id."""
+    items = value if isinstance(value, list) else [value]
+    return tuple(item for item in items if type(item) is int and item >= 0)
+
+
+def _decode(checkpoint: Checkpoint, findings: Findings) -> _Tokenizer | None:
+    path = checkpoint.root / TOKENIZER
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
+    except (msgspec.DecodeError, OSError) as error:
+        findings.add(
+            "SD207",
+            where=TOKENIZER,
+            message=f"not a tokenizer file: {error}",
+            expected="model.vocab and added_tokens",
+            found="another layout",
+            help="Copy tokenizer.json from where the weights were published",
+        )
+        return None
+
+
+def _json(checkpoint: Checkpoint, name: str, findings: Findings) -> Mapping[str, object] | None:
+    try:
+        return checkpoint.json_file(name)
+    except DiagnosticError as error:
+        findings.diagnostics.extend(error.diagnostics)
+        return None

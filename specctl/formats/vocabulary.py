@@ -1,0 +1,129 @@
+"""A draft's vocabularies and its map, from config and small tensors.
+
+Invariants: `draft_vocab_size` is never a library default; the head's rows stand in for an absent
+field and are reported (EAGLE issue 249). What the map says is judged by `specctl.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from specctl.checkpoint import Checkpoint
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.manifest import TensorRef
+from specctl.draft import decide_map_encoding
+from specctl.formats.fields import Fields, Findings
+from specctl.formats.names import Matched, place
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyFacts:
+    """Sizes and map of a draft; fields as in `DraftCheckpoint`."""
+
+    target_vocab_size: int | None
+    draft_vocab_size: int | None
+    d2t: tuple[int, ...] | None
+    t2d: bytes | None
+    draft_to_target: tuple[int, ...] | None
+
+
+def read_vocabulary(
+    checkpoint: Checkpoint, matched: Matched, *, root: Fields, layers: Fields
+) -> VocabularyFacts:
+    """Return sizes and map; SD133 for a map of another dtype, SD413, SD414.
+
+    Args:
+        checkpoint: holds the map tensors, which are read by byte range.
+        matched: its tensors by role.
+        root: config object with `draft_vocab_size`.
+        layers: config object whose `vocab_size` is the target's.
+    """
+    findings = root.findings
+    target_size = layers.integer("vocab_size", "vocabulary.target_vocab_size", is_required=True)
+    d2t = _read(matched.tensors.get("d2t"), checkpoint.read_ints, findings)
+    t2d = _read(matched.tensors.get("t2d"), checkpoint.read_mask, findings)
+    draft_size = _draft_size(root, matched, target_size, d2t)
+    _check_tie(root, layers, target_size, draft_size)
+    draft_to_target = None
+    if d2t is not None and target_size is not None:
+        encoding = decide_map_encoding(d2t, t2d, target_size)
+        draft_to_target = encoding.draft_to_target
+        findings.derived(
+            "vocabulary.map_digest", place(matched.tensors["d2t"]), f"d2t: {encoding.evidence}"
+        )
+    kind_where = "draft_vocab_size against vocab_size"
+    findings.derived("vocabulary.map_kind", root.where("draft_vocab_size"), kind_where)
+    return VocabularyFacts(
+        target_vocab_size=target_size,
+        draft_vocab_size=draft_size,
+        d2t=d2t,
+        t2d=t2d,
+        draft_to_target=draft_to_target,
+    )
+
+
+def identity_vocabulary(layers: Fields) -> VocabularyFacts:
+    """Return the facts of a draft that always proposes over the target's vocabulary (MTP)."""
+    size = layers.integer("vocab_size", "vocabulary.target_vocab_size", is_required=True)
+    rule = "MTP layers use the target's head"
+    layers.findings.derived("vocabulary.draft_vocab_size", layers.where("vocab_size"), rule)
+    layers.findings.derived("vocabulary.map_kind", layers.where("vocab_size"), rule)
+    return VocabularyFacts(
+        target_vocab_size=size, draft_vocab_size=size, d2t=None, t2d=None, draft_to_target=None
+    )
+
+
+def _read(ref: TensorRef | None, reader: Callable[[str], T], findings: Findings) -> T | None:
+    if ref is None:
+        return None
+    try:
+        return reader(ref.key)
+    except DiagnosticError as error:
+        findings.diagnostics.extend(error.diagnostics)
+        return None
+
+
+def _draft_size(
+    root: Fields, matched: Matched, target_size: int | None, d2t: tuple[int, ...] | None
+) -> int | None:
+    path = "vocabulary.draft_vocab_size"
+    if root.has("draft_vocab_size"):
+        return root.integer("draft_vocab_size", path)
+    head = matched.tensors.get("head")
+    if head is not None and head.shape:
+        size, where = head.shape[0], place(head)
+    elif d2t is not None:
+        size, where = len(d2t), place(matched.tensors["d2t"])
+    else:
+        rule = "no head and no map: the target's head is used"
+        root.findings.derived(path, root.where("draft_vocab_size"), rule)
+        return target_size
+    root.findings.derived(path, where, "rows of the head or map")
+    if size != target_size:
+        root.findings.add(
+            "SD413",
+            where=root.where("draft_vocab_size"),
+            message=f"`draft_vocab_size` is absent; {size} was taken from {where}",
+            expected=f"`draft_vocab_size`: {size}",
+            found="nothing",
+        )
+    return size
+
+
+def _check_tie(
+    root: Fields, layers: Fields, target_size: int | None, draft_size: int | None
+) -> None:
+    source = root if root.has("tie_word_embeddings") else layers
+    if not source.flag("tie_word_embeddings") or target_size == draft_size:
+        return
+    source.findings.add(
+        "SD414",
+        where=source.where("tie_word_embeddings"),
+        message=f"a head of {draft_size} rows cannot be tied to an embedding of {target_size}",
+        expected="false",
+        found="true",
+    )
