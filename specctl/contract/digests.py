@@ -8,9 +8,9 @@ executed or unpickled.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.fingerprint import digest_bytes
@@ -35,6 +35,9 @@ def verify_digests(manifest: Manifest, manifest_dir: Path) -> tuple[Diagnostic, 
     findings = _check_source(
         "target", resolve_source(target.source, manifest_dir), target.config_digest, target.files
     )
+    if target.tokenizer_digest is not None and not findings:
+        path = resolve_source(target.source, manifest_dir) / "tokenizer.json"
+        findings += _check_bytes(path, target.tokenizer_digest, "manifest#/target/tokenizer_digest")
     draft = manifest.draft
     if draft is not None:
         findings += _check_source(
@@ -80,15 +83,37 @@ def _check_weights(path: Path, file: WeightFile, pointer: str) -> list[Diagnosti
 
 
 def header_digest(path: Path) -> str | None:
-    """Return the digest of a safetensors header's JSON bytes, None when it cannot be read."""
+    """Return the digest of a weight file's table of contents, None when it cannot be read.
+
+    That is the JSON of a safetensors header, and the central directory (names, sizes, checksums)
+    of a PyTorch zip archive.
+    """
     with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
+        head = stream.read(8)
+        if head.startswith(b"PK"):
+            return _zip_directory_digest(stream)
+        length = int.from_bytes(head, "little")
         if length > _MAX_HEADER_BYTES:
             return None
         header = stream.read(length)
     if len(header) != length or not length:
         return None
-    return "sha256:" + hashlib.sha256(header).hexdigest()
+    return digest_bytes(header)
+
+
+def _zip_directory_digest(stream: BinaryIO) -> str | None:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            begin = archive.start_dir
+    except (zipfile.BadZipFile, ValueError):
+        return None
+    length = stream.seek(0, 2) - begin
+    if not 0 < length <= _MAX_HEADER_BYTES:
+        return None
+    stream.seek(begin)
+    return digest_bytes(stream.read(length))
 
 
 def _missing(path: Path, pointer: str, what: str) -> Diagnostic:

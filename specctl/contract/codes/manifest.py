@@ -127,4 +127,21 @@ CODES: tuple[Code, ...] = (
         "the draft is fed or read differently than it was trained, and accept length sinks.",
         fix="Leave the option out to use the value of the file",
     ),
+    Code(
+        code="SD714",
+        slug="draft-option-without-draft",
+        severity="error",
+        summary="An option that states a fact of a draft was given without a draft.",
+        why="The option would have no effect, and the manifest would decode with the target alone.",
+        fix="Name the draft as the second argument, or leave the option out",
+    ),
+    Code(
+        code="SD715",
+        slug="token-map-unusable",
+        severity="error",
+        summary="The token map is no list of ids, or does not fit the draft's head.",
+        why="Draft id i is row i of the draft's head. With another map each proposed word is "
+        "another one; nothing crashes and accept length falls to 1.",
+        fix="Build a map with `specctl build-token-map`, or leave `--token-map` out",
+    ),
 )

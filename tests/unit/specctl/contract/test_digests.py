@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import msgspec
@@ -77,6 +78,19 @@ def test_missing_files(recorded: Manifest, tmp_path: Path, file: str) -> None:
     (tmp_path / file).unlink()
     (found,) = verify_digests(recorded, tmp_path)
     assert (found.code, found.found) == ("SD712", "nothing")
+
+
+def test_zip_directory_is_the_header_of_a_torch_archive(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    digests = set()
+    for data in (b"abc", b"abd"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("x/data.pkl"), data)
+        digests.add(header_digest(path))
+    assert len(digests) == 2
+    assert None not in digests
+    path.write_bytes(path.read_bytes()[:-1])
+    assert header_digest(path) is None
 
 
 def test_header_that_cannot_be_read(tmp_path: Path) -> None:

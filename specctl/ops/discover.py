@@ -1,0 +1,98 @@
+"""Find what there is to validate below a path: checkpoint directories and manifest files.
+
+Invariants: a directory is a checkpoint when it holds config.json or weight files, and is not walked
+further; any other directory is walked in sorted order. A file is a manifest when it is named, or in
+a walk when it is YAML and has a `schema_version` key. Hidden entries are skipped; links to
+directories are followed only when named.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specctl.contract.diagnostics import DiagnosticError, diagnose
+
+MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
+EXPECTATION_NAME = "expected.yaml"
+_WEIGHT_SUFFIXES = (
+    ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf"
+)  # fmt: skip
+_HAS_VERSION = re.compile(r"^schema_version\s*:", re.MULTILINE)
+_SNIFF_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """One thing to validate.
+
+    Args:
+        path: as the user would type it.
+    """
+
+    path: str
+    kind: Literal["checkpoint", "manifest"]
+
+
+def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Found, ...]:
+    """Return what is at or below `source`, in a fixed order.
+
+    Args:
+        source: a checkpoint, a manifest, or a directory that holds some.
+        listed: absolute paths that count as found whatever they look like.
+
+    Raises:
+        DiagnosticError: SD119 when a directory holds nothing to validate.
+    """
+    path = Path(source)
+    if path.is_file() and path.suffix in MANIFEST_SUFFIXES:
+        return (Found(path=source, kind="manifest"),)
+    if not path.is_dir() or is_checkpoint(path):
+        return (Found(path=source, kind="checkpoint"),)  # a path that is nothing is reported there
+    found = tuple(_walk(path, listed))
+    if found:
+        return found
+    raise DiagnosticError(
+        diagnose(
+            "SD119",
+            where=source,
+            message="no checkpoint and no manifest at or below this directory",
+            expected="a directory with config.json or weights, or a manifest",
+            found="neither",
+        )
+    )
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Tell whether a directory holds a config or weights itself."""
+    return any(
+        entry.name == "config.json" or entry.name.endswith(_WEIGHT_SUFFIXES)
+        for entry in os.scandir(directory)
+        if not entry.is_dir()
+    )
+
+
+def _walk(directory: Path, listed: frozenset[str]) -> Iterator[Found]:
+    for entry in sorted(os.scandir(directory), key=lambda e: e.name):
+        path = directory / entry.name
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            if is_checkpoint(path) or str(path.absolute()) in listed:
+                yield Found(path=str(path), kind="checkpoint")
+            else:
+                yield from _walk(path, listed)
+        elif str(path.absolute()) in listed or _is_manifest(path):
+            yield Found(path=str(path), kind="manifest")
+
+
+def _is_manifest(path: Path) -> bool:
+    if path.suffix not in (".yaml", ".yml") or path.name == EXPECTATION_NAME:
+        return False
+    with path.open("rb") as stream:
+        head = stream.read(_SNIFF_BYTES)
+    return _HAS_VERSION.search(head.decode("utf-8", "replace")) is not None

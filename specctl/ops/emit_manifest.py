@@ -1,0 +1,314 @@
+"""Write down a target and its draft: every fact of a manifest with its origin, or a refusal.
+
+Invariants: nothing is guessed. A fact is read, follows from a named rule, or is given by the user;
+a given fact wins and, where the file says otherwise, is reported (SD713). Any error refuses the
+whole manifest. The result passes its own checks and is read back equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specctl import __version__, formats
+from specctl.contract.consistency import check_manifest
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
+from specctl.contract.fingerprint import fingerprint
+from specctl.contract.manifest import (
+    SCHEMA_VERSION,
+    AcceptedDiagnostic,
+    Draft,
+    Geometry,
+    Graphs,
+    Manifest,
+    Origin,
+    Sampling,
+    Sharing,
+)
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.ops.load import Pair, fit, load, refit
+from specctl.ops.manifest_sections import (
+    NO_DRAFT_GEOMETRY,
+    NO_DRAFT_ORIGINS,
+    RULE_ORIGINS,
+    TARGET_ROWS,
+    kept_origins,
+    parallel_section,
+    portable_path,
+    vocabulary_section,
+)
+from specctl.ops.token_map_file import TokenMap, read_token_map
+
+DEFAULT_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """Facts that the user states; None leaves a fact to the files.
+
+    Args:
+        token_map: file of allowed target ids.
+        aux_layer_ids: captured layers, counted as `aux_numbering` says.
+        aux_numbering: `output` (0-based layer) or `boundary`; also decides an undecided file.
+    """
+
+    token_map: str | None = None
+    num_speculative_tokens: int | None = None
+    aux_layer_ids: tuple[int, ...] | None = None
+    aux_numbering: Literal["output", "boundary"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Emission:
+    """A manifest and the findings, none of them an error, with which it was written."""
+
+    manifest: Manifest
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def emit_manifest(
+    target: str,
+    draft: str | None,
+    *,
+    manifest_dir: Path | None = None,
+    token_map: str | None = None,
+    num_speculative_tokens: int | None = None,
+    aux_layer_ids: Sequence[int] | None = None,
+    aux_numbering: Literal["output", "boundary"] | None = None,
+) -> Manifest:
+    """Return the manifest of a target, with or without a draft; see `build_manifest`.
+
+    Args:
+        target: directory of the target.
+        draft: directory of the draft, None for a target-only manifest.
+        manifest_dir: where the file will stand; sources inside it become relative paths.
+        token_map: file of allowed target ids.
+        num_speculative_tokens: draft tokens for each round.
+        aux_layer_ids: captured layers, counted as `aux_numbering` says (default: `output`).
+        aux_numbering: what the ids count.
+
+    Raises:
+        DiagnosticError: every finding, when one of them is an error.
+    """
+    given = Given(
+        token_map=token_map,
+        num_speculative_tokens=num_speculative_tokens,
+        aux_layer_ids=None if aux_layer_ids is None else tuple(aux_layer_ids),
+        aux_numbering=aux_numbering,
+    )
+    return build_manifest(target, draft, given=given, manifest_dir=manifest_dir).manifest
+
+
+def build_manifest(
+    target: str, draft: str | None, *, given: Given, manifest_dir: Path | None = None
+) -> Emission:
+    """Return the manifest and its warnings.
+
+    Args:
+        target: directory of the target.
+        draft: directory of the draft, None for a target-only manifest.
+        given: what the user states.
+        manifest_dir: where the file will stand; the current directory when None.
+
+    Raises:
+        DiagnosticError: every finding, when one of them is an error.
+    """
+    directory = (manifest_dir or Path.cwd()).resolve()
+    loaded = load(target)
+    if draft is None:
+        findings: list[Diagnostic] = [*loaded.diagnostics, *_unused(given)]
+        facts = _need_target(loaded.target, loaded.detection.role, target, findings)
+        return _assemble(_Parts(target=facts, target_source=target), directory, findings)
+    pair = fit(load(draft), loaded)
+    if pair.draft.draft is None or loaded.target is None:
+        raise DiagnosticError([*loaded.diagnostics, *pair.diagnostics])
+    pair, notes = _with_given(pair, pair.draft.draft, given)
+    findings = [*loaded.diagnostics, *pair.diagnostics, *notes]
+    token_map = None
+    if given.token_map is not None and pair.draft.draft is not None:
+        token_map, problems = read_token_map(
+            given.token_map, draft=pair.draft.draft, target=loaded.target
+        )
+        findings += problems
+    parts = _Parts(
+        target=loaded.target,
+        target_source=target,
+        draft=pair.draft.draft,
+        draft_source=draft,
+        token_map=token_map,
+    )
+    return _assemble(parts, directory, findings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    target: TargetCheckpoint
+    target_source: str
+    draft: DraftCheckpoint | None = None
+    draft_source: str = ""
+    token_map: TokenMap | None = None
+
+
+def _need_target(
+    facts: TargetCheckpoint | None, role: str | None, source: str, findings: list[Diagnostic]
+) -> TargetCheckpoint:
+    if facts is not None:
+        return facts
+    if role == "draft":
+        findings.append(
+            diagnose(
+                "SD201",
+                where=f"{source}/config.json#",
+                message="the first argument is the target and this is a draft",
+                expected="target",
+                found="draft",
+                help=f"`specctl manifest TARGET {source}`",
+            )
+        )
+    raise DiagnosticError(findings)
+
+
+def _unused(given: Given) -> list[Diagnostic]:
+    options = {
+        "--token-map": given.token_map,
+        "--num-speculative-tokens": given.num_speculative_tokens,
+        "--aux-layer-ids": given.aux_layer_ids,
+        "--aux-numbering": given.aux_numbering,
+    }
+    return [
+        diagnose(
+            "SD714",
+            where=name,
+            message=f"`{name}` is a fact of a draft, and no draft was given",
+            expected="a draft as second argument",
+            found="none",
+        )
+        for name, value in options.items()
+        if value is not None
+    ]
+
+
+def _with_given(pair: Pair, facts: DraftCheckpoint, given: Given) -> tuple[Pair, list[Diagnostic]]:
+    changed = formats.with_given(
+        facts,
+        num_speculative_tokens=given.num_speculative_tokens,
+        aux_layer_ids=given.aux_layer_ids,
+        aux_numbering=given.aux_numbering,
+    )
+    return refit(pair.draft, pair.target, changed), _overridden(pair.draft.source, facts, changed)
+
+
+def _overridden(source: str, old: DraftCheckpoint, new: DraftCheckpoint) -> list[Diagnostic]:
+    """Return SD713 when the captured layers are others than the file's.
+
+    A token count is a choice of whoever serves and contradicts nothing.
+    """
+    if old.aux_layer_ids in (None, new.aux_layer_ids):
+        return []
+    return [
+        diagnose(
+            "SD713",
+            where=f"{source}/config.json#",
+            message="the given captured layers are not those that the file names",
+            expected=f"{_ids(old)} (0-based, output of that layer)",
+            found=f"{_ids(new)} (given)",
+        )
+    ]
+
+
+def _ids(draft: DraftCheckpoint) -> list[int]:
+    return list(draft.aux_layer_ids or ())
+
+
+def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emission:
+    target = parts.target.to_target(
+        source=portable_path(parts.target_source, directory), revision=None
+    )
+    draft, geometry, sharing = _draft_sections(parts, directory, findings)
+    if has_errors(findings) or target is None:
+        raise DiagnosticError(findings or [_open_facts(parts.target_source)])
+    vocabulary, problems = vocabulary_section(
+        target, parts.draft, token_map=parts.token_map, directory=directory
+    )
+    findings += problems
+    if has_errors(findings):
+        raise DiagnosticError(findings)
+    sampling = Sampling(verification="seeded")
+    origins = {
+        **RULE_ORIGINS,
+        **(NO_DRAFT_ORIGINS if draft is None else {}),
+        **parts.target.origins,
+        **({} if parts.draft is None else parts.draft.origins),
+        **({} if parts.token_map is None else parts.token_map.origins),
+        "vocabulary.target_vocab_size": TARGET_ROWS,
+    }
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        specctl_version=__version__,
+        target=target,
+        draft=draft,
+        geometry=geometry,
+        vocabulary=vocabulary,
+        sharing=sharing,
+        parallel=parallel_section(parts.target, parts.draft, vocabulary),
+        graphs=Graphs(batch_buckets=DEFAULT_BATCH_BUCKETS),
+        sampling=sampling,
+        diagnostics=_accepted(findings),
+        fingerprint=fingerprint(
+            target=target, draft=draft, geometry=geometry, vocabulary=vocabulary, sampling=sampling
+        ),
+        origins=_sorted(origins),
+    )
+    manifest = kept_origins(manifest)
+    contradictions = check_manifest(manifest)
+    if contradictions:
+        raise DiagnosticError([*findings, *contradictions])
+    return Emission(manifest=manifest, diagnostics=tuple(findings))
+
+
+def _draft_sections(
+    parts: _Parts, directory: Path, findings: list[Diagnostic]
+) -> tuple[Draft | None, Geometry, Sharing | None]:
+    facts = parts.draft
+    if facts is None:
+        return None, NO_DRAFT_GEOMETRY, None
+    draft = facts.to_draft(source=portable_path(parts.draft_source, directory), revision=None)
+    if facts.geometry is None:
+        findings.append(
+            diagnose(
+                "SD301",
+                where=f"{parts.draft_source}/config.json#",
+                message="the files do not say how many tokens to draft, and none was given",
+                expected="a token count",
+                found="none",
+                help="Give one: `--num-speculative-tokens 4`",
+                severity="error",
+            )
+        )
+    if draft is None and not has_errors(findings):
+        findings.append(_open_facts(parts.draft_source))
+    return draft, facts.geometry or NO_DRAFT_GEOMETRY, facts.sharing()
+
+
+def _open_facts(source: str) -> Diagnostic:
+    return diagnose(
+        "SD206",
+        where=f"{source}/config.json#",
+        message="a fact that the manifest needs is open; `specctl inspect` shows which",
+        expected="every fact stated",
+        found="an open one",
+    )
+
+
+def _accepted(findings: Sequence[Diagnostic]) -> tuple[AcceptedDiagnostic, ...]:
+    return tuple(
+        AcceptedDiagnostic(code=d.code, where=d.where, message=d.message)
+        for d in findings
+        if d.severity == "warning"
+    )
+
+
+def _sorted(origins: dict[str, Origin]) -> dict[str, Origin]:
+    return {path: origins[path] for path in sorted(origins)}

@@ -1,0 +1,201 @@
+"""Say everything that headers, the index and the config of a source tell, without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specctl.contract.manifest import Origin, TensorRef
+from specctl.contract.vocabulary_map import map_digest
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.ops.load import Loaded, fit, load
+from specctl.ops.report import (
+    AuxHidden,
+    GeometryFacts,
+    InspectReport,
+    Part,
+    Roles,
+    SharedTensor,
+    SharingFacts,
+    Source,
+    Tensor,
+    Tensors,
+    VocabularyFacts,
+    finding,
+)
+
+_UNMAPPED = "unmapped"
+_PARTS = {"d2t": "vocabulary map", "t2d": "vocabulary map", "norm": "norms"}
+
+
+def inspect(source: str, target: str | None = None) -> InspectReport:
+    """Return the facts and findings of a source.
+
+    Args:
+        source: directory of a draft or target.
+        target: directory of the target that a draft is for.
+
+    Raises:
+        DiagnosticError: SD119, SD120, SD135 when there is nothing to open.
+    """
+    loaded = load(source)
+    other = None if target is None else load(target)
+    diagnostics = loaded.diagnostics
+    if other is not None:
+        pair = fit(loaded, other)
+        loaded, diagnostics = pair.draft, (*pair.diagnostics, *other.diagnostics)
+    facts = None if other is None else other.target
+    return InspectReport(
+        format=loaded.detection.format,
+        roles=Roles(source=_source(loaded), target=None if other is None else _source(other)),
+        geometry=None if loaded.draft is None else _geometry(loaded.draft),
+        vocabulary=_vocabulary(loaded, facts),
+        aux_hidden=None if loaded.draft is None else _aux_hidden(loaded.draft),
+        sharing=_sharing(loaded, facts),
+        tensors=_tensors(loaded),
+        diagnostics=tuple(finding(d) for d in diagnostics),
+    )
+
+
+def _source(loaded: Loaded) -> Source:
+    facts = loaded.draft or loaded.target
+    return Source(
+        path=loaded.source,
+        role=loaded.detection.role,
+        format=loaded.detection.format,
+        architecture=None if facts is None else facts.architecture,
+        algorithm=None if loaded.draft is None else loaded.draft.algorithm,
+        evidence=loaded.detection.evidence,
+    )
+
+
+def _geometry(draft: DraftCheckpoint) -> GeometryFacts:
+    known = draft.geometry
+    count = draft.declared_num_speculative_tokens
+    return GeometryFacts(
+        num_speculative_tokens=count if known is None else known.num_speculative_tokens,
+        draft_width=None if known is None else known.draft_width,
+        verify_width=None if known is None else known.verify_width,
+        sample_from_anchor=draft.sample_from_anchor,
+        draft_block_size=draft.draft_block_size,
+        decided_by=describe_origin(draft.origins, "geometry.num_speculative_tokens"),
+    )
+
+
+def _vocabulary(loaded: Loaded, target: TargetCheckpoint | None) -> VocabularyFacts:
+    draft, own = loaded.draft, loaded.target
+    known_target = own or target
+    ids = None if draft is None else draft.draft_to_target
+    tensors: Mapping[str, TensorRef] = {} if draft is None else draft.tensors
+    size = None if known_target is None else known_target.vocab_size
+    if draft is not None and draft.target_vocab_size is not None:
+        size = draft.target_vocab_size
+    return VocabularyFacts(
+        target_vocab_size=size,
+        draft_vocab_size=None if draft is None else draft.draft_vocab_size,
+        map_kind=None if draft is None else draft.map_kind,
+        map_tensor=tensors.get("d2t"),
+        mask_tensor=tensors.get("t2d"),
+        map_digest=None if ids is None else map_digest(ids),
+        decided_by=None
+        if draft is None
+        else describe_origin(draft.origins, "vocabulary.map_digest"),
+        tokenizer_size=None if known_target is None else known_target.tokenizer_size,
+        eos_token_ids=() if known_target is None else known_target.eos_token_ids,
+    )
+
+
+def _aux_hidden(draft: DraftCheckpoint) -> AuxHidden | None:
+    if draft.algorithm == "mtp":
+        return None
+    return AuxHidden(
+        num_states=draft.num_aux_states,
+        numbering=draft.aux_numbering,
+        read_ids=draft.declared_aux_ids,
+        output_layer_ids=draft.aux_layer_ids,
+        decided_by=describe_origin(
+            draft.origins,
+            "draft.aux_numbering" if draft.aux_layer_ids is None else "draft.aux_layer_ids",
+        ),
+    )
+
+
+def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
+    if loaded.target is not None:
+        own = loaded.target
+        embedding = (
+            None if own.embedding is None else SharedTensor(origin="own", tensor=own.embedding)
+        )
+        head = (
+            None
+            if own.head is None
+            else SharedTensor(origin="tied" if own.is_head_tied else "own", tensor=own.head)
+        )
+        return SharingFacts(embedding=embedding, head=head)
+    if loaded.draft is None:
+        return SharingFacts(embedding=None, head=None)
+    draft = loaded.draft
+    borrowed = {
+        "embedding": None if target is None else target.embedding,
+        "head": None if target is None else target.head,
+    }
+    parts = {
+        role: SharedTensor(origin="own", tensor=draft.tensors[role])
+        if role in draft.tensors
+        else SharedTensor(origin="target", tensor=tensor)
+        for role, tensor in borrowed.items()
+    }
+    return SharingFacts(embedding=parts["embedding"], head=parts["head"])
+
+
+def _tensors(loaded: Loaded) -> Tensors:
+    facts = loaded.draft or loaded.target
+    roles = {} if facts is None else {ref.key: role for role, ref in facts.tensors.items()}
+    entries = sorted(loaded.checkpoint.tensors.values(), key=lambda e: (e.file, e.begin, e.key))
+    listed = tuple(
+        Tensor(
+            key=entry.key,
+            role=roles.get(entry.key),
+            file=entry.file,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            begin=entry.begin,
+            end=entry.end,
+        )
+        for entry in entries
+    )
+    sizes: dict[str, list[int]] = {}
+    for tensor in listed:
+        sizes.setdefault(part_of(tensor.role), []).append(tensor.end - tensor.begin)
+    return Tensors(
+        num_tensors=len(listed),
+        num_bytes=sum(map(sum, sizes.values())),
+        num_files=len(loaded.checkpoint.files),
+        parts=tuple(
+            Part(name=name, num_tensors=len(found), num_bytes=sum(found))
+            for name, found in sorted(sizes.items(), key=lambda item: (-sum(item[1]), item[0]))
+        ),
+        list=listed,
+    )
+
+
+def part_of(role: str | None) -> str:
+    """Return the part that a canonical role is counted under."""
+    if role is None:
+        return _UNMAPPED
+    first = role.partition(".")[0]
+    if first in _PARTS:
+        return _PARTS[first]
+    if first.endswith("_norm"):
+        return "norms"
+    return first.partition("_")[0] if first.startswith("markov") else first
+
+
+def describe_origin(origins: Mapping[str, Origin], path: str) -> str | None:
+    """Return the origin of a fact in words: `read config.json#/x`, `derived ...: rule`."""
+    parts = path.split(".")
+    for depth in range(len(parts), 0, -1):
+        origin = origins.get(".".join(parts[:depth]))
+        if origin is not None:
+            rule = f": {origin.rule}" if origin.rule else ""
+            return f"{origin.kind} {origin.where}{rule}"
+    return None

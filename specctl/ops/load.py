@@ -1,0 +1,141 @@
+"""Open a source, find out what it is, read its facts and collect every finding, once for all uses.
+
+Invariants: problems never stop the reading; they are in `diagnostics`, each with a place that names
+the file as the user can open it. Only a source that is no checkpoint at all raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from specctl import checks, formats
+from specctl.checkpoint import Checkpoint, open_checkpoint
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """One opened source; exactly one of `draft` and `target` is set when its format is known.
+
+    Args:
+        source: as the user wrote it.
+        diagnostics: container, detection, reader and checks, in this order.
+    """
+
+    source: str
+    checkpoint: Checkpoint
+    detection: Detection
+    draft: DraftCheckpoint | None
+    target: TargetCheckpoint | None
+    diagnostics: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A draft and its target.
+
+    Args:
+        draft: with the facts closed that only the target decides.
+        diagnostics: of the draft and of the pair, without the target's own.
+    """
+
+    draft: Loaded
+    target: Loaded
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def load(source: str) -> Loaded:
+    """Open one source and check it alone.
+
+    Raises:
+        DiagnosticError: SD119, SD120, SD135 (there is nothing to open).
+    """
+    checkpoint = open_checkpoint(source)
+    detection = formats.detect(checkpoint)
+    findings = [*checkpoint.diagnostics, *detection.diagnostics]
+    draft: DraftCheckpoint | None = None
+    target: TargetCheckpoint | None = None
+    try:
+        if detection.role == "draft":
+            draft = formats.read_draft(checkpoint)
+            findings += [*draft.diagnostics, *checks.check_draft(draft)]
+        elif detection.role == "target":
+            target = formats.read_target(checkpoint)
+            findings += [*target.diagnostics, *checks.check_target(target)]
+    except DiagnosticError as error:
+        findings += [d for d in error.diagnostics if d not in findings]
+    return Loaded(
+        source=source,
+        checkpoint=checkpoint,
+        detection=detection,
+        draft=draft,
+        target=target,
+        diagnostics=located(findings, source),
+    )
+
+
+def load_pair(draft_source: str, target_source: str) -> Pair:
+    """Open a draft with its target and check both and their fit.
+
+    Raises:
+        DiagnosticError: SD119, SD120, SD135 (there is nothing to open).
+    """
+    return fit(load(draft_source), load(target_source))
+
+
+def fit(draft: Loaded, target: Loaded) -> Pair:
+    """Return the pair; a source in the wrong role is SD201 and leaves the fit unchecked."""
+    wrong = [*_wrong_role(draft, "draft"), *_wrong_role(target, "target")]
+    if draft.draft is None or target.target is None:
+        return Pair(draft=draft, target=target, diagnostics=(*draft.diagnostics, *wrong))
+    return refit(draft, target, draft.draft)
+
+
+def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
+    """Return the pair with `facts` in place of the draft's own, completed by the target.
+
+    Args:
+        loaded: the draft as opened.
+        target: a source in the role of a target.
+        facts: the draft's facts, possibly with given ones.
+    """
+    if target.target is None:
+        raise ValueError("the fit needs a target that was read")
+    completed = formats.complete_draft(facts, target.target)
+    findings = [
+        *loaded.checkpoint.diagnostics,
+        *loaded.detection.diagnostics,
+        *completed.diagnostics,
+        *checks.check_draft(completed),
+        *checks.check_pair(completed, target.target),
+    ]
+    diagnostics = located(findings, loaded.source)
+    draft = replace(loaded, draft=completed, diagnostics=diagnostics)
+    return Pair(draft=draft, target=target, diagnostics=diagnostics)
+
+
+def _wrong_role(loaded: Loaded, role: str) -> Iterable[Diagnostic]:
+    if loaded.detection.role in (role, None):
+        return
+    yield diagnose(
+        "SD201",
+        where=f"{loaded.source}/config.json#",
+        message=f"a {role} is needed here and this is a {loaded.detection.role}",
+        expected=role,
+        found=f"{loaded.detection.role}, {loaded.detection.format}",
+        help=f"Pass a {role}; `specctl inspect {loaded.source}` shows what this is",
+    )
+
+
+def located(diagnostics: Iterable[Diagnostic], source: str) -> tuple[Diagnostic, ...]:
+    """Return the diagnostics with places that start at the source; options stay as they are."""
+    root = source.rstrip("/") or "/"
+    prefix = "" if root == "." else f"{root}/"
+    return tuple(
+        d if d.where.startswith("--") else msgspec.structs.replace(d, where=prefix + d.where)
+        for d in diagnostics
+    )

@@ -1,0 +1,254 @@
+"""What `inspect --json` and `validate --json` write: published keys, in this order, nothing else.
+
+Invariants: every key is always present, null when there is no value; the JSON Schemas under
+docs/reference/schemas/ are generated from these types, so a key is added here and never renamed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import TensorRef
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all report values."""
+
+
+class Finding(_Report, frozen=True, kw_only=True):
+    """One diagnostic with its short name."""
+
+    code: str
+    severity: Literal["error", "warning", "info"]
+    slug: str
+    where: str
+    message: str
+    expected: str | None
+    found: str | None
+    help: str | None
+    notes: tuple[str, ...]
+
+
+class Source(_Report, frozen=True, kw_only=True):
+    """What one directory is.
+
+    Args:
+        path: as the user wrote it.
+        role: `draft`, `target`, or null when unknown.
+        format: dialect, null when unknown.
+        evidence: keys and names that decided it.
+    """
+
+    path: str
+    role: Literal["draft", "target"] | None
+    format: str | None
+    architecture: str | None
+    algorithm: str | None
+    evidence: tuple[str, ...]
+
+
+class Roles(_Report, frozen=True, kw_only=True):
+    """The inspected source and, with `--target`, the target it was compared with."""
+
+    source: Source
+    target: Source | None
+
+
+class GeometryFacts(_Report, frozen=True, kw_only=True):
+    """Widths of a round, null while open, and where the token count comes from."""
+
+    num_speculative_tokens: int | None
+    draft_width: int | None
+    verify_width: int | None
+    sample_from_anchor: bool | None
+    draft_block_size: int | None
+    decided_by: str | None
+
+
+class VocabularyFacts(_Report, frozen=True, kw_only=True):
+    """Vocabulary sizes and the map between them.
+
+    Args:
+        map_kind: `identity` or `reduced`; null while a size is open.
+        map_tensor: d2t on disk.
+        mask_tensor: t2d on disk.
+        map_digest: digest over the absolute target ids in draft-id order.
+        decided_by: how the stored map is read.
+        tokenizer_size: entries of the target's tokenizer.
+        eos_token_ids: end ids that the source names.
+    """
+
+    target_vocab_size: int | None
+    draft_vocab_size: int | None
+    map_kind: Literal["identity", "reduced"] | None
+    map_tensor: TensorRef | None
+    mask_tensor: TensorRef | None
+    map_digest: str | None
+    decided_by: str | None
+    tokenizer_size: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+class AuxHidden(_Report, frozen=True, kw_only=True):
+    """Captured target states.
+
+    Args:
+        num_states: how many states the draft concatenates.
+        numbering: what the ids in the file count, `boundary` or `output`.
+        read_ids: the list as written, null when the file has none.
+        output_layer_ids: 0-based, output of that layer, -1 = embedding output; null while open.
+        decided_by: file or rule that the ids come from.
+    """
+
+    num_states: int | None
+    numbering: Literal["boundary", "output"] | None
+    read_ids: tuple[int, ...] | None
+    output_layer_ids: tuple[int, ...] | None
+    decided_by: str | None
+
+
+class SharedTensor(_Report, frozen=True, kw_only=True):
+    """Where an embedding or head comes from.
+
+    Args:
+        origin: `own` (a tensor of this source), `target` (the draft has none), `tied` (the
+            target's embedding serves as head).
+        tensor: null when it is the target's and no target was given.
+    """
+
+    origin: Literal["own", "target", "tied"]
+    tensor: TensorRef | None
+
+
+class SharingFacts(_Report, frozen=True, kw_only=True):
+    """Where embedding and head come from; null when the source has none at all."""
+
+    embedding: SharedTensor | None
+    head: SharedTensor | None
+
+
+class Part(_Report, frozen=True, kw_only=True):
+    """Tensors that belong together, such as `layers` or `embedding`."""
+
+    name: str
+    num_tensors: int
+    num_bytes: int
+
+
+class Tensor(_Report, frozen=True, kw_only=True):
+    """One stored tensor and its canonical role, null when the format does not define it."""
+
+    key: str
+    role: str | None
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    begin: int
+    end: int
+
+
+class Tensors(_Report, frozen=True, kw_only=True):
+    """Everything stored, by part and one by one."""
+
+    num_tensors: int
+    num_bytes: int
+    num_files: int
+    parts: tuple[Part, ...]
+    list: tuple[Tensor, ...]
+
+
+class InspectReport(_Report, frozen=True, kw_only=True):
+    """The answer of `specctl inspect`."""
+
+    format: str | None
+    roles: Roles
+    geometry: GeometryFacts | None
+    vocabulary: VocabularyFacts
+    aux_hidden: AuxHidden | None
+    sharing: SharingFacts
+    tensors: Tensors
+    diagnostics: tuple[Finding, ...]
+
+
+class ValidateResult(_Report, frozen=True, kw_only=True):
+    """One validated source.
+
+    Args:
+        source: directory or manifest file.
+        kind: what it is; null when unknown.
+        target: the target it was compared with.
+    """
+
+    source: str
+    kind: Literal["draft", "target", "manifest"] | None
+    format: str | None
+    target: str | None
+    diagnostics: tuple[Finding, ...]
+
+
+class Mismatch(_Report, frozen=True, kw_only=True):
+    """A fixture whose codes are not the expected ones; `problem` is one line."""
+
+    source: str
+    expected: tuple[str, ...] | None
+    found: tuple[str, ...] | None
+    problem: str
+
+
+class ValidateReport(_Report, frozen=True, kw_only=True):
+    """The answer of `specctl validate`.
+
+    Args:
+        is_clean: exit status 0: no error and no warning, or under `--expect` no mismatch.
+        mismatches: null without `--expect`.
+    """
+
+    results: tuple[ValidateResult, ...]
+    num_errors: int
+    num_warnings: int
+    num_infos: int
+    is_clean: bool
+    mismatches: tuple[Mismatch, ...] | None
+
+
+def finding(diagnostic: Diagnostic) -> Finding:
+    """Return the published form of a diagnostic."""
+    return Finding(
+        code=diagnostic.code,
+        severity=diagnostic.severity,
+        slug=diagnostic.slug,
+        where=diagnostic.where,
+        message=diagnostic.message,
+        expected=diagnostic.expected,
+        found=diagnostic.found,
+        help=diagnostic.help,
+        notes=diagnostic.notes,
+    )
+
+
+def diagnostic_of(item: Finding) -> Diagnostic:
+    """Return the diagnostic that `finding` was made from."""
+    return Diagnostic(
+        code=item.code,
+        severity=item.severity,
+        where=item.where,
+        message=item.message,
+        expected=item.expected,
+        found=item.found,
+        help=item.help,
+        notes=item.notes,
+    )
+
+
+def json_schema(report: type[InspectReport] | type[ValidateReport]) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a report; other keys than the listed ones are refused."""
+    schema: dict[str, Any] = msgspec.json.schema(report)
+    for definition in schema["$defs"].values():
+        if definition.get("type") == "object" and "properties" in definition:
+            definition["additionalProperties"] = False
+    title = "inspect --json" if report is InspectReport else "validate --format json"
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"specctl {title}"}
+    return head | schema
