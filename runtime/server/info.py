@@ -13,14 +13,14 @@ _NOT_SETTINGS = ("origins", "diagnostics")
 
 
 def info_object(
-    config: RuntimeConfig, manifest: Manifest, server: dict[str, object]
+    config: RuntimeConfig, manifest: Manifest, server: dict[str, dict[str, object]]
 ) -> dict[str, object]:
     """Build the document of `/info`.
 
     Args:
         config: settings of the engine.
         manifest: the served manifest.
-        server: settings of the HTTP side.
+        server: settings of the HTTP side, each with value and origin.
     """
     settings = {
         item.name: {

@@ -13,35 +13,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import uvicorn
 
 from runtime.server.app import Services, make_app
 from runtime.server.front import Front
+from runtime.server.settings import ServeSettings
 
-DEFAULT_GRACE_S = 30.0
 _AFTER_GRACE_S = 5.0  # for the last events to reach slow clients
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Listen:
-    """Where and how long to serve.
-
-    Args:
-        port: 0 takes a free one; the log line names it.
-        grace_s: seconds that running requests have after SIGTERM.
-        log_level: uvicorn's (`warning`, `info`, ...).
-    """
-
-    host: str
-    port: int
-    grace_s: float = DEFAULT_GRACE_S
-    log_level: str = "info"
-
-
-def serve_http(services: Services, listen: Listen) -> None:
+def serve_http(services: Services, settings: ServeSettings) -> None:
     """Serve until a signal ends it; returns after a graceful shutdown.
 
     Raises:
@@ -49,14 +32,14 @@ def serve_http(services: Services, listen: Listen) -> None:
     """
     config = uvicorn.Config(
         make_app(services),
-        host=listen.host,
-        port=listen.port,
-        log_level=listen.log_level,
+        host=settings.host,
+        port=settings.port,
+        log_level=settings.log_level,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=int(listen.grace_s + _AFTER_GRACE_S),
+        timeout_graceful_shutdown=int(settings.grace_s + _AFTER_GRACE_S),
     )
-    _Server(config, services.front, grace_s=listen.grace_s).run()
+    _Server(config, services.front, grace_s=settings.grace_s).run()
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,197 @@
+"""The only door from the command line into the runtime.
+
+Invariants: importing this module imports neither torch nor a server; every function takes plain
+values and returns plain frozen ones; a package of the `runtime` extra that is not installed is
+SD834 with the pip command. Nothing here prints: text goes to the callbacks of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.bench.report import BenchReport, GenerateReport, bench_json_schema
+from runtime.bench.settings import BenchSettings, GenerateOptions
+from runtime.server.settings import ServeOptions
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+if TYPE_CHECKING:
+    from runtime.config import Overrides
+
+__all__ = [
+    "BenchReport",
+    "BenchSettings",
+    "EngineOptions",
+    "GenerateOptions",
+    "GenerateReport",
+    "ServeOptions",
+    "bench",
+    "bench_json_schema",
+    "doctor_facts",
+    "generate",
+    "serve",
+]
+
+_EXTRA_PACKAGES = frozenset(
+    {"torch", "triton", "numpy", "transformers", "fastapi", "starlette", "uvicorn"}
+    | {"prometheus_client", "jinja2"}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """Settings that a command line may give; None: not given. Units are `RuntimeConfig`'s."""
+
+    device: str | None = None
+    dtype: str | None = None
+    proposer: str | None = None
+    num_speculative_tokens: int | None = None
+    max_model_len: int | None = None
+    max_num_requests: int | None = None
+    max_num_waiting: int | None = None
+    max_num_batched_tokens: int | None = None
+    num_kv_blocks: int | None = None
+    kv_memory_fraction: float | None = None
+    enable_prefix_cache: bool | None = None
+
+    def to_overrides(self) -> Overrides:
+        """Return them as the runtime takes them."""
+        from runtime.config import Overrides
+
+        return Overrides(
+            device=self.device,
+            dtype=self.dtype,
+            proposer=self.proposer,
+            num_speculative_tokens=self.num_speculative_tokens,
+            max_model_len=self.max_model_len,
+            max_num_requests=self.max_num_requests,
+            max_num_waiting=self.max_num_waiting,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_kv_blocks=self.num_kv_blocks,
+            kv_memory_fraction=self.kv_memory_fraction,
+            enable_prefix_cache=self.enable_prefix_cache,
+        )
+
+
+def serve(
+    manifest: Path,
+    engine: EngineOptions,
+    options: ServeOptions,
+    *,
+    on_diagnostic: Callable[[Diagnostic], None],
+) -> None:
+    """Serve a manifest over HTTP until SIGTERM or SIGINT; returns after a graceful shutdown.
+
+    Raises:
+        DiagnosticError: SD834, and what `LLM.from_manifest` raises.
+    """
+    with _runtime_extra():
+        from runtime.server.start import serve_manifest
+
+        serve_manifest(manifest, engine.to_overrides(), options, on_diagnostic=on_diagnostic)
+
+
+def generate(
+    manifest: Path,
+    engine: EngineOptions,
+    options: GenerateOptions,
+    *,
+    on_text: Callable[[str], None],
+    on_diagnostic: Callable[[Diagnostic], None],
+) -> GenerateReport:
+    """Answer one prompt; `on_text` gets the text as it comes.
+
+    Raises:
+        DiagnosticError: SD834, SD908-SD913, and what `LLM.from_manifest` raises.
+    """
+    with _runtime_extra():
+        from runtime.bench.single import answer_one
+
+        return answer_one(
+            manifest, engine.to_overrides(), options, on_text=on_text, on_diagnostic=on_diagnostic
+        )
+
+
+def bench(
+    manifest: Path,
+    engine: EngineOptions,
+    settings: BenchSettings,
+    *,
+    on_progress: Callable[[str, int, int], None],
+    on_diagnostic: Callable[[Diagnostic], None],
+) -> BenchReport:
+    """Compare decoding with and without a draft on a prompt file.
+
+    `on_progress` is called with (arm, prompts done, prompts).
+
+    Raises:
+        DiagnosticError: SD834, SD909, SD920-SD922, and what `LLM.from_manifest` raises.
+    """
+    with _runtime_extra():
+        from runtime.bench.run import run_bench
+
+        return run_bench(
+            manifest,
+            engine.to_overrides(),
+            settings,
+            on_progress=on_progress,
+            on_diagnostic=on_diagnostic,
+        )
+
+
+def doctor_facts() -> dict[str, str | int | float | bool]:
+    """Return what the runtime sees of this machine: versions, devices, free memory.
+
+    Raises:
+        ImportError: torch is not installed.
+    """
+    import torch
+
+    facts: dict[str, str | int | float | bool] = {
+        "torch": str(torch.__version__),
+        "torch threads": torch.get_num_threads(),
+        "triton": _triton_version(),
+        "cuda": torch.version.cuda or "not in this build of torch",
+    }
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    facts["cuda devices"] = count
+    for index in range(count):
+        free, total = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        facts[f"cuda:{index}"] = (
+            f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}, "
+            f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        )
+    facts["default device"] = "cuda:0, bfloat16" if count else "cpu, float32"
+    return facts
+
+
+def _triton_version() -> str:
+    try:
+        import triton
+    except ImportError:
+        return "not installed (needed for CUDA)"
+    return str(triton.__version__)
+
+
+@contextmanager
+def _runtime_extra() -> Iterator[None]:
+    """Turn a missing package of the `runtime` extra into SD834."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA_PACKAGES:
+            raise
+        raise DiagnosticError(
+            diagnose(
+                "SD834",
+                where=f"Python package {package}",
+                message=f"`{package}` is not installed, the runtime needs it",
+                expected="the extra `runtime`",
+                found="not installed",
+            )
+        ) from error
