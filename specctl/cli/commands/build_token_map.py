@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from specctl.cli import output, render
-from specctl.ops.build_token_map import OUTPUT, TokenMapReport
+from specctl.ops.build_token_map import OUTPUT, Progress
 from specctl.ops.build_token_map import build_token_map as build
+from specctl.ops.token_map_report import TokenMapReport
 from specctl.tokenmap.coverage import MAX_LOSS
 
 _MAX_LISTED = 24
@@ -60,7 +61,7 @@ def build_token_map(
         raise typer.BadParameter(
             "a share of tokens, 0 or more and below 1", param_hint="--max-loss"
         )
-    with output.progress("counting", 100) as step:
+    with output.progress("corpus", 100) as step:
         report = build(
             corpus,
             tokenizer=tokenizer,
@@ -80,15 +81,16 @@ def build_token_map(
         output.answer(summary(report))
 
 
-def _percent(step: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Turn bytes into the hundred steps of the bar."""
+def _percent(step: Callable[[str], None]) -> Progress:
+    """Turn bytes into the hundred steps of the bar: ten for reading, ninety for counting."""
     shown = 0
 
-    def progress(done: int, total: int) -> None:
+    def progress(phase: str, done: int, total: int) -> None:
         nonlocal shown
-        percent = 100 * done // max(1, total)
+        share = min(1.0, done / max(1, total))
+        percent = int(10 * share if phase == "reading" else 10 + 90 * share)
         for _ in range(shown, percent):
-            step("")
+            step(phase)
         shown = max(shown, percent)
 
     return progress
@@ -98,14 +100,14 @@ def summary(report: TokenMapReport) -> str:
     """Return the report as terminal text."""
     r = report
     share = r.size / r.target_vocab_size
+    other = f"; the rule gives {r.recommended_size}" if r.size_origin == "given" else ""
     lines = [
-        f"token map     {r.size} of {r.target_vocab_size} ids ({share:.1%}), "
-        f"held-out coverage {r.coverage:.2%}",
-        f"size          {r.size}, {r.size_origin}"
-        + (f"; the rule gives {r.recommended_size}" if r.size_origin == "given" else ""),
+        f"token map     {r.size} of {r.target_vocab_size} ids ({share:.1%})",
+        f"coverage      {r.coverage:.2%} of held-out tokens",
+        f"size          {r.size}, {r.size_origin}" + other,
         f"rule          {r.size_rule}",
-        f"corpus        {r.num_documents} documents in {r.num_files} files, "
-        f"{r.num_tokens} tokens counted",
+        f"corpus        {r.num_documents} documents in {r.num_files} files",
+        f"counted       {r.num_tokens} tokens",
         f"held out      {r.num_held_out_documents} documents, {r.num_held_out_tokens} tokens",
         f"tokenizer     {r.tokenizer}, {r.tokenizer_size} ids",
         "",
