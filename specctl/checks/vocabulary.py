@@ -79,7 +79,7 @@ def _check_lengths(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
 
 
 def _check_presence(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
-    if draft.map_kind != "reduced" or "d2t" in draft.tensors:
+    if draft.map_kind != "reduced" or "d2t" in draft.tensors or draft.draft_to_target is not None:
         return
     ours, theirs = draft.draft_vocab_size, draft.target_vocab_size
     has_mask = "t2d" in draft.tensors

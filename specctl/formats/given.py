@@ -64,6 +64,7 @@ def with_given(
     num_speculative_tokens: int | None = None,
     aux_layer_ids: tuple[int, ...] | None = None,
     aux_numbering: AuxNumbering | None = None,
+    draft_to_target: tuple[int, ...] | None = None,
 ) -> DraftCheckpoint:
     """Return the draft with facts given by the user; None leaves a fact as it is.
 
@@ -73,7 +74,11 @@ def with_given(
             its block (more is SD302).
         aux_layer_ids: captured layers in `aux_numbering`, canonical (output) without one.
         aux_numbering: alone, it says how the file's own list is to be read.
+        draft_to_target: absolute target ids in draft-id order, for a reduced head whose file has no
+            map (settles SD401); a map in the file wins and this one is left out.
     """
+    if draft_to_target is not None and draft.d2t is None:
+        draft = replace(draft, draft_to_target=draft_to_target)
     if aux_layer_ids is not None or aux_numbering is not None:
         draft = _given_aux(draft, aux_layer_ids, aux_numbering)
     if num_speculative_tokens is not None:

@@ -68,6 +68,7 @@ def layer_fields(root: Fields, *, absent_model_type: Family) -> tuple[Fields, Fa
 
 
 def _speculative_tokens(section: Fields) -> int | None:
+    """Return the default method's count; SD210, SD207 or SD301 when there is none."""
     methods = section.data.get("proposal_methods")
     entries = methods if isinstance(methods, list) else []
     default = section.text("default_proposal_method")
@@ -78,8 +79,13 @@ def _speculative_tokens(section: Fields) -> int | None:
                 pointer=f"{section.pointer}/proposal_methods/{index}",
                 findings=section.findings,
             )
-            return fields.integer("speculative_tokens", GAMMA_PATH)
-    if entries:
+            tokens = fields.integer("speculative_tokens", GAMMA_PATH)
+            if tokens is None and not fields.has("speculative_tokens"):
+                report_gamma_missing(section, fields.where("speculative_tokens"))
+            return tokens
+    if not entries:
+        report_gamma_missing(section, section.where("proposal_methods"))
+    else:
         names = [entry.get("proposal_type") for entry in entries if isinstance(entry, dict)]
         section.findings.add(
             "SD210",

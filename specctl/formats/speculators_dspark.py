@@ -38,7 +38,6 @@ from specctl.formats.speculators import (
     GAMMA_PATH,
     layer_fields,
     read_token_count,
-    report_gamma_missing,
 )
 from specctl.formats.vocabulary import read_vocabulary
 
@@ -199,7 +198,6 @@ def _geometry(root: Fields, block: BlockFacts, count: TokenCount) -> Geometry | 
         block.sample_from_anchor,
         count.num_speculative_tokens,
     )
-    where = root.where("speculators_config/proposal_methods")
     if size is None or anchor is None:
         return None
     available = size if anchor else size - 1
@@ -207,7 +205,6 @@ def _geometry(root: Fields, block: BlockFacts, count: TokenCount) -> Geometry | 
         _report_width(root, size, anchor, available, tokens, is_error=True)
         return None
     if tokens is None:
-        report_gamma_missing(root, where)
         rule = "block_size with a sampled anchor, else block_size - 1"
         root.findings.derived(GAMMA_PATH, root.where("block_size"), rule)
     elif tokens != available:

@@ -11,7 +11,7 @@ from specctl.draft import DraftCheckpoint
 from specctl.formats.aux_layers import read_boundary_ids
 from specctl.formats.eagle3 import SPECULATORS_NAMES, Dialect, read_eagle3, read_norm_flags
 from specctl.formats.fields import Fields, Findings, root_fields
-from specctl.formats.speculators import layer_fields, read_token_count, report_gamma_missing
+from specctl.formats.speculators import layer_fields, read_token_count
 
 DIALECT = Dialect(format="speculators-eagle3", names=SPECULATORS_NAMES)
 
@@ -21,8 +21,6 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     root = root_fields(checkpoint.config, Findings())
     layers, family = layer_fields(root, absent_model_type="qwen3")
     count = read_token_count(root, "eagle3")
-    if count.num_speculative_tokens is None:
-        report_gamma_missing(root, root.where("speculators_config/proposal_methods"))
     return read_eagle3(
         checkpoint,
         DIALECT,

@@ -8,7 +8,7 @@ from specctl.formats.eagle3 import IGNORED_KEYS
 from specctl.formats.fields import Findings, root_fields
 from specctl.formats.mtp import read_mtp, refuse_several_layers
 from specctl.formats.names import Name, NameTable, at_layer, layer_names
-from specctl.formats.speculators import layer_fields, read_token_count, report_gamma_missing
+from specctl.formats.speculators import layer_fields, read_token_count
 
 _PREFIX = "mtp_layers.0."
 
@@ -31,8 +31,6 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     root = root_fields(checkpoint.config, Findings())
     layers, family = layer_fields(root, absent_model_type="qwen2")
     count = read_token_count(root, "mtp")
-    if count.num_speculative_tokens is None:
-        report_gamma_missing(root, root.where("speculators_config/proposal_methods"))
     refuse_several_layers(root, 1)
     return read_mtp(
         checkpoint,
