@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.bench.report import BenchReport, GenerateReport, bench_json_schema
+from runtime.bench.report import BenchReport, GenerateReport, Identical, bench_json_schema
 from runtime.bench.settings import BenchSettings, GenerateOptions
 from runtime.server.settings import ServeOptions
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -27,6 +27,7 @@ __all__ = [
     "EngineOptions",
     "GenerateOptions",
     "GenerateReport",
+    "Identical",
     "ServeOptions",
     "bench",
     "bench_json_schema",

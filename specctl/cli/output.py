@@ -28,6 +28,12 @@ def answer(text: str) -> None:
     sys.stdout.flush()
 
 
+def answer_part(text: str) -> None:
+    """Write a piece of a streamed answer to stdout as it is."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def answer_json(value: Any) -> None:
     """Write one JSON document to stdout; the keys keep their order."""
     import msgspec
@@ -61,3 +67,19 @@ def progress(label: str, total: int) -> Iterator[Callable[[str], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(label, total=total)
         yield lambda step: bars.update(task, advance=1, description=f"{label} {step}")
+
+
+@contextmanager
+def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Draw one bar on stderr that is told (label, steps done, steps); nothing off a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda label, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=None)
+        yield lambda label, done, total: bars.update(
+            task, description=label, completed=done, total=total
+        )

@@ -1,0 +1,111 @@
+"""`specctl generate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specctl.cli import output, render
+from specctl.contract.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from runtime.main import GenerateReport
+
+
+def generate(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Manifest to run.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The prompt; `-` reads it from stdin.")
+    ],
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Send it as a chat message or as it is; default: chat if there is a template.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="New tokens at most.")
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Noise of a temperature above 0.")] = 0,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
+    ] = None,
+    proposer: Annotated[
+        str | None, typer.Option("--proposer", help="eagle3, ngram or none.")
+    ] = None,
+    no_speculation: Annotated[
+        bool, typer.Option("--no-speculation", help="Use the target alone.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Answer again without a draft; exit 1 if they differ."),
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")
+    ] = None,
+) -> None:
+    """Answer one prompt: the text goes to stdout as it comes, the figures to stderr."""
+    from runtime import main
+
+    if no_speculation and (compare or proposer is not None or num_speculative_tokens):
+        raise typer.BadParameter(
+            "it leaves nothing for --compare, --proposer or --num-speculative-tokens to do",
+            param_hint="--no-speculation",
+        )
+    report = main.generate(
+        manifest,
+        main.EngineOptions(
+            device=device,
+            dtype=dtype,
+            proposer="none" if no_speculation else proposer,
+            num_speculative_tokens=num_speculative_tokens,
+        ),
+        main.GenerateOptions(
+            prompt=sys.stdin.read() if prompt == "-" else prompt,
+            is_chat=chat,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            has_comparison=compare,
+        ),
+        on_text=output.answer_part,
+        on_diagnostic=_show,
+    )
+    output.answer("")
+    output.talk("\n".join(summary(report)))
+    if report.first_divergence is not None:
+        raise typer.Exit(1)
+
+
+def summary(report: GenerateReport) -> list[str]:
+    """Return the lines that follow the answer."""
+    speed, plain = report.speed, report.comparison
+    lines = [f"tokens:          {speed.tokens} ({report.finish_reason})"]
+    if report.accept_length is not None and report.proposer != "none":
+        lines.append(
+            f"accept length:   {report.accept_length:.3f} ({report.proposer}, "
+            f"{report.num_speculative_tokens} drafts a round, {report.rounds} rounds)"
+        )
+    if plain is None:
+        return [*lines, f"tokens/s:        {speed.tokens_per_s:.1f}"]
+    is_identical = report.first_divergence is None
+    place = "" if is_identical else f" (first difference at output token {report.first_divergence})"
+    both = f"{speed.tokens_per_s:.1f} with speculation, {plain.tokens_per_s:.1f} without"
+    answer = f"{'yes' if is_identical else 'no'}{place}"
+    return [*lines, f"tokens/s:        {both}", f"identical: {answer}"]
+
+
+def _show(diagnostic: Diagnostic) -> None:
+    if diagnostic.severity != "info":
+        output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))

@@ -1,0 +1,117 @@
+"""`specctl serve`."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl.cli import output, render
+from specctl.contract.diagnostics import Diagnostic
+
+
+class LogLevel(str, Enum):
+    """How much the server logs to stderr."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def serve(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Manifest to serve.")],
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; default 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=0, max=65535, help="Port; default 8000, 0 takes a free one."),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", help="Model id; default: the target's directory."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")
+    ] = None,
+    proposer: Annotated[
+        str | None, typer.Option("--proposer", help="eagle3, ngram or none.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Prompt and answer tokens at most.")
+    ] = None,
+    max_num_requests: Annotated[
+        int | None, typer.Option("--max-num-requests", help="Requests that run at once.")
+    ] = None,
+    max_num_waiting: Annotated[
+        int | None, typer.Option("--max-num-waiting", help="Requests that wait; more get 429.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option("--max-num-batched-tokens", help="Rows of one target forward.")
+    ] = None,
+    num_kv_blocks: Annotated[
+        int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV pool.")
+    ] = None,
+    kv_memory_fraction: Annotated[
+        float | None,
+        typer.Option("--kv-memory-fraction", help="Share of free memory for weights and KV."),
+    ] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse KV of equal prefixes."),
+    ] = None,
+    grace_s: Annotated[
+        float | None,
+        typer.Option("--grace-s", min=0, help="Seconds for running requests after SIGTERM."),
+    ] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option("--log-level", help="What goes to stderr.")
+    ] = None,
+) -> None:
+    """Serve a manifest through an OpenAI-compatible HTTP interface.
+
+    SIGTERM or Ctrl-C stops gracefully: running requests get the grace time (default 30 s), then
+    exit 0.
+    """
+    from runtime import main
+
+    main.serve(
+        manifest,
+        main.EngineOptions(
+            device=device,
+            dtype=dtype,
+            proposer=proposer,
+            num_speculative_tokens=num_speculative_tokens,
+            max_model_len=max_model_len,
+            max_num_requests=max_num_requests,
+            max_num_waiting=max_num_waiting,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_kv_blocks=num_kv_blocks,
+            kv_memory_fraction=kv_memory_fraction,
+            enable_prefix_cache=prefix_cache,
+        ),
+        main.ServeOptions(
+            host=host,
+            port=port,
+            model_name=model_name,
+            grace_s=grace_s,
+            log_level=None if log_level is None else log_level.value,
+        ),
+        on_diagnostic=show,
+    )
+
+
+def show(diagnostic: Diagnostic) -> None:
+    """Write a start-up finding to stderr."""
+    output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))
