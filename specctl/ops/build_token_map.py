@@ -78,7 +78,8 @@ def build_token_map(
         make_counter: the counter to use; another one may be faster, never different.
 
     Raises:
-        DiagnosticError: SD415, SD421 to SD429, SD119, SD120 and family 1 and 7 codes of unreadable files.
+        DiagnosticError: SD415, SD421 to SD429, SD119, SD120, and codes of families 1 and 7 for
+            files that cannot be read.
     """
     texts = find_corpus(corpus, fields=fields, roles=roles)
     loaded = load_tokenizer(find_tokenizer(tokenizer))
