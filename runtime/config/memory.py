@@ -1,4 +1,4 @@
-"""Bytes: what the device has, what the weights take, what a KV block costs."""
+"""Bytes and blocks: what the device has, what the weights take, how long requests may get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
+from runtime.config.ledger import Ledger, option_name
+from runtime.config.values import DEFAULT_MEMORY_FRACTION
 from runtime.kv import KVLayerSpec
+from specctl.contract.diagnostics import diagnose
 from specctl.contract.manifest import Decoder, Manifest
 
 _STORED_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
@@ -50,6 +53,77 @@ def kv_block_bytes(
     if with_draft and manifest.draft is not None:
         specs += _kv_specs(manifest.draft.decoder)
     return sum(spec.block_bytes(kv_block_size, dtype) for spec in specs)
+
+
+def affordable_blocks(
+    manifest: Manifest,
+    dtype: torch.dtype,
+    *,
+    kv_block_size: int,
+    with_draft: bool,
+    budget_bytes: int,
+) -> int:
+    """Return how many KV blocks fit beside the weights into a budget."""
+    weights = weight_bytes(manifest, dtype, with_draft=with_draft)
+    block = kv_block_bytes(manifest, dtype, kv_block_size=kv_block_size, with_draft=with_draft)
+    return max(0, (budget_bytes - weights) // block)
+
+
+def memory_budget(ledger: Ledger, device: torch.device, free_bytes: int | None) -> int:
+    """Return the bytes that weights and KV may take; None asks the device what is free."""
+    fraction = ledger.given.kv_memory_fraction or DEFAULT_MEMORY_FRACTION[device.type]
+    return int((available_bytes(device) if free_bytes is None else free_bytes) * fraction)
+
+
+def settle_lengths(
+    ledger: Ledger,
+    manifest: Manifest,
+    *,
+    kv_block_size: int,
+    max_num_requests: int,
+    num_affordable_blocks: int,
+) -> tuple[int, int]:
+    """Return `max_model_len` and `num_kv_blocks` such that one request always fits.
+
+    Findings: SD832 (longer than the target), SD804 (does not fit), SD833 (lowered to fit), SD805.
+    """
+    known = manifest.target.decoder.max_position_embeddings
+    wanted = ledger.pick("max_model_len", known, origin="manifest")
+    if wanted > known:
+        ledger.refuse(
+            "SD832",
+            "max_model_len",
+            f"{wanted} positions are asked for, the target has {known}",
+            expected=f"at most {known}",
+            found=wanted,
+        )
+    blocks_per_request = -(-wanted // kv_block_size)
+    full = 1 + blocks_per_request * max_num_requests  # one block only pads
+    num_blocks = ledger.pick("num_kv_blocks", min(full, num_affordable_blocks), origin="derived")
+    if ledger.given.num_kv_blocks is not None and ledger.given.kv_memory_fraction is not None:
+        ledger.idle("kv_memory_fraction", "`num_kv_blocks` is given")
+    held = max(0, num_blocks - 1) * kv_block_size
+    if held >= wanted:
+        return wanted, num_blocks
+    if ledger.given.max_model_len is not None or held < 2:
+        ledger.refuse(
+            "SD804",
+            "max_model_len",
+            f"the KV pool holds {held} tokens, one request may need {wanted}",
+            expected=f"{blocks_per_request + 1} blocks of {kv_block_size} tokens",
+            found=f"{num_blocks} blocks, one of them for padding",
+        )
+        return wanted, num_blocks
+    ledger.found.append(
+        diagnose(
+            "SD833",
+            where=option_name("max_model_len"),
+            message=f"`max_model_len` is {held}, the target has {known} positions",
+            expected=known,
+            found=held,
+        )
+    )
+    return ledger.note("max_model_len", held, "derived"), num_blocks
 
 
 def _in_dtype(stored: int, stored_dtype: str, dtype: torch.dtype) -> int:

@@ -22,6 +22,8 @@ DEVICE_DTYPES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("float32", "bfloat16"),
     "cuda": ("bfloat16", "float16"),
 }
+DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset({"eagle3"})
+"""Proposers that run a draft model."""
 
 DEFAULT_KV_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_REQUESTS = 32

@@ -94,7 +94,12 @@ def _range_problems(wish: RequestInput, config: RuntimeConfig) -> Iterator[Diagn
     params, gamma = wish.params, config.num_speculative_tokens
     biases = tuple(bias for _, bias in params.logit_bias)
     rules = (
-        ("max_tokens", wish.max_tokens, "at least 1", (wish.max_tokens or 1) >= 1),
+        (
+            "max_tokens",
+            wish.max_tokens,
+            "at least 1",
+            wish.max_tokens is None or wish.max_tokens >= 1,
+        ),
         ("stop", wish.stop, "strings of one character or more", all(wish.stop)),
         (
             "num_speculative_tokens",

@@ -1,0 +1,91 @@
+"""The facade: a manifest file in, whole answers out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.config import Overrides
+from runtime.engine.llm import LLM
+from runtime.engine.request import RequestDelta, RequestInput
+from runtime.kernels import RowInvariance
+from specctl.contract.diagnostics import DiagnosticError
+from tests.engine_harness import World, prompt_of, reference_ids
+from tests.tiny_manifest import write_manifest
+
+REQUESTS = tuple(
+    RequestInput(
+        request_id=str(index),
+        prompt_ids_target=prompt_of(index, 4 + index),
+        max_tokens=6,
+        ignore_eos=True,
+    )
+    for index in range(5)
+)
+SMALL = Overrides(device="cpu", max_num_requests=2, max_num_waiting=1, max_model_len=64)
+
+
+@pytest.fixture(scope="session")
+def manifest_path(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_manifest(tmp_path_factory.mktemp("llm"), world.manifest)
+
+
+def test_generate_answers_in_order_and_streams(world: World, manifest_path: Path) -> None:
+    """Five requests through a queue that holds three."""
+    deltas: list[RequestDelta] = []
+    llm = LLM.from_manifest(manifest_path, SMALL)
+    completions = llm.generate(REQUESTS, on_delta=deltas.append)
+    assert [item.request_id for item in completions] == [item.request_id for item in REQUESTS]
+    for request, completion in zip(REQUESTS, completions, strict=True):
+        assert completion.ids_target == reference_ids(world, request)
+        assert completion.text == world.tokenizer.decode(list(completion.ids_target))
+        mine = [delta for delta in deltas if delta.request_id == request.request_id]
+        assert "".join(delta.text for delta in mine) == completion.text
+        assert (completion.finish_reason, completion.error) == ("length", None)
+    assert llm.config.proposer == "eagle3"
+    assert llm.diagnostics == ()
+
+
+def test_a_refused_request_leaves_the_engine_empty(manifest_path: Path) -> None:
+    llm = LLM.from_manifest(manifest_path, SMALL)
+    with pytest.raises(DiagnosticError, match="SD908"):
+        llm.generate([REQUESTS[0], replace(REQUESTS[1], prompt_ids_target=())])
+    assert not llm.engine.has_work
+    llm.engine.check()
+
+
+def test_ids_alone_need_no_tokenizer(manifest_path: Path) -> None:
+    llm = LLM.from_manifest(manifest_path, replace(SMALL, proposer="none"), needs_tokenizer=False)
+    assert llm.tokenizer is None
+    assert llm.generate(REQUESTS[:1])[0].text == ""
+
+
+def test_the_oracle_needs_a_script(manifest_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match="SD807"):
+        LLM.from_manifest(manifest_path, replace(SMALL, proposer="oracle"))
+
+
+def test_a_machine_whose_rows_vary_is_refused(
+    manifest_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts it is an error; plain decoding only loses the promise, so it is a warning."""
+
+    def varying(weight_NK, *, out_dtype=None):  # type: ignore[no-untyped-def]
+        return RowInvariance(
+            out_features=weight_NK.shape[0],
+            in_features=weight_NK.shape[1],
+            dtype="float32",
+            is_invariant=False,
+            largest_difference=1e-7,
+        )
+
+    monkeypatch.setattr("runtime.engine.probe.row_invariance_probe", varying)
+    with pytest.raises(DiagnosticError) as refused:
+        LLM.from_manifest(manifest_path, SMALL)
+    found = refused.value.diagnostics
+    assert {item.code for item in found} == {"SD831"}
+    assert len(found) == 5, "one for each distinct product: qkv, o, gate and up, down, head"
+    plain = LLM.from_manifest(manifest_path, replace(SMALL, proposer="none"))
+    assert {item.severity for item in plain.diagnostics} == {"warning"}
