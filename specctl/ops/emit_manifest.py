@@ -123,15 +123,14 @@ def build_manifest(
         return _assemble(_Parts(target=facts, target_source=target), directory, findings)
     pair = fit(load(draft), loaded)
     if pair.draft.draft is None or loaded.target is None:
-        raise DiagnosticError([*loaded.diagnostics, *pair.diagnostics])
-    pair, notes = _with_given(pair, pair.draft.draft, given)
-    findings = [*loaded.diagnostics, *pair.diagnostics, *notes]
-    token_map = None
-    if given.token_map is not None and pair.draft.draft is not None:
+        raise _refusal([*loaded.diagnostics, *pair.diagnostics])
+    token_map, problems = None, list[Diagnostic]()
+    if given.token_map is not None:
         token_map, problems = read_token_map(
             given.token_map, draft=pair.draft.draft, target=loaded.target
         )
-        findings += problems
+    pair, notes = _with_given(pair, pair.draft.draft, given, token_map)
+    findings = [*loaded.diagnostics, *pair.diagnostics, *notes, *problems]
     parts = _Parts(
         target=loaded.target,
         target_source=target,
@@ -167,7 +166,12 @@ def _need_target(
                 help=f"`specctl manifest TARGET {source}`",
             )
         )
-    raise DiagnosticError(findings)
+    raise _refusal(findings)
+
+
+def _refusal(findings: Sequence[Diagnostic]) -> DiagnosticError:
+    """Return the error with everything that is wrong; infos would hide it."""
+    return DiagnosticError([d for d in findings if d.severity != "info"])
 
 
 def _unused(given: Given) -> list[Diagnostic]:
@@ -190,12 +194,15 @@ def _unused(given: Given) -> list[Diagnostic]:
     ]
 
 
-def _with_given(pair: Pair, facts: DraftCheckpoint, given: Given) -> tuple[Pair, list[Diagnostic]]:
+def _with_given(
+    pair: Pair, facts: DraftCheckpoint, given: Given, token_map: TokenMap | None
+) -> tuple[Pair, list[Diagnostic]]:
     changed = formats.with_given(
         facts,
         num_speculative_tokens=given.num_speculative_tokens,
         aux_layer_ids=given.aux_layer_ids,
         aux_numbering=given.aux_numbering,
+        draft_to_target=None if token_map is None else token_map.ids_target,
     )
     return refit(pair.draft, pair.target, changed), _overridden(pair.draft.source, facts, changed)
 
@@ -228,13 +235,13 @@ def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emi
     )
     draft, geometry, sharing = _draft_sections(parts, directory, findings)
     if has_errors(findings) or target is None:
-        raise DiagnosticError(findings or [_open_facts(parts.target_source)])
+        raise _refusal(findings or [_open_facts(parts.target_source)])
     vocabulary, problems = vocabulary_section(
         target, parts.draft, token_map=parts.token_map, directory=directory
     )
     findings += problems
     if has_errors(findings):
-        raise DiagnosticError(findings)
+        raise _refusal(findings)
     sampling = Sampling(verification="seeded")
     origins = {
         **RULE_ORIGINS,
@@ -264,7 +271,7 @@ def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emi
     manifest = kept_origins(manifest)
     contradictions = check_manifest(manifest)
     if contradictions:
-        raise DiagnosticError([*findings, *contradictions])
+        raise _refusal([*findings, *contradictions])
     return Emission(manifest=manifest, diagnostics=tuple(findings))
 
 
@@ -276,6 +283,7 @@ def _draft_sections(
         return None, NO_DRAFT_GEOMETRY, None
     draft = facts.to_draft(source=portable_path(parts.draft_source, directory), revision=None)
     if facts.geometry is None:
+        findings[:] = [d for d in findings if d.code != "SD301"]
         findings.append(
             diagnose(
                 "SD301",

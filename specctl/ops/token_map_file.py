@@ -1,20 +1,24 @@
-"""Read a list of allowed target ids and check that it fits a draft and its target.
+"""Take a user's token map and check that it fits a draft and its target.
 
 Invariants: the order of the file is the order of draft ids; nothing is sorted, dropped or added.
-Formats: a JSON list, a `.pt` list or 1-d tensor (read without executing it), a safetensors `d2t`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.checkpoint import digest_file, read_pt_ints
+from specctl.checkpoint import digest_file
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.contract.manifest import Origin
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.ops.load import located
+from specctl.tokenmap.files import read_token_map as read_ids
+
+_GIVEN_FACTS = (
+    "draft_vocab_size", "map_kind", "map_tensor", "map_digest", "token_map_file", "token_map_digest"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +39,7 @@ class TokenMap:
     def origins(self) -> Mapping[str, Origin]:
         """Origins of the vocabulary facts that the file gives."""
         given = Origin(kind="given", where=f"--token-map {Path(self.path).name}")
-        names = ("draft_vocab_size", "map_kind", "map_tensor", "map_digest", "token_map_file",
-                 "token_map_digest")  # fmt: skip
-        return {f"vocabulary.{name}": given for name in names}
+        return {f"vocabulary.{name}": given for name in _GIVEN_FACTS}
 
 
 def read_token_map(
@@ -45,21 +47,22 @@ def read_token_map(
 ) -> tuple[TokenMap | None, list[Diagnostic]]:
     """Return the map, None when it has errors, and what is wrong with it.
 
-    Diagnostics: SD402 (id outside the target), SD404 (id twice), SD406 (an end id is absent), SD715
-    (no list of ids, or a map that the draft's own head rows contradict).
+    Diagnostics: SD402, SD404, SD420 (the list), SD406 (an end id is absent), SD715 (the draft's own
+    head rows contradict it, or it selects nothing).
 
     Args:
         path: the file.
         draft: whose head rows it must fit.
         target: whose vocabulary it selects from.
     """
+    file = Path(path)
     try:
-        ids = _read_ids(Path(path))
-        digest = digest_file(Path(path), where=path)
+        ids = read_ids(file, target_vocab_size=target.vocab_size)
+        digest = digest_file(file, where=file.name)
     except DiagnosticError as error:
-        return None, list(error.diagnostics)
+        return None, list(located(error.diagnostics, str(file.parent)))
     findings = [
-        *_check_ids(ids, path, target.vocab_size or 0),
+        *_check_size(ids, path, target.vocab_size or 0),
         *_check_draft(ids, path, draft),
         *_check_end_ids(ids, path, target),
     ]
@@ -68,63 +71,19 @@ def read_token_map(
     return TokenMap(path=path, digest=digest, ids_target=ids), findings
 
 
-def _read_ids(path: Path) -> tuple[int, ...]:
-    if path.suffix == ".pt":
-        return read_pt_ints(path)
-    if path.suffix != ".json":
-        raise DiagnosticError(_unusable(str(path), "`.json` or `.pt`", f"`{path.suffix}`"))
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        found = error.strerror or "a file that cannot be read"
-        raise DiagnosticError(_unusable(str(path), "a readable file", found)) from error
-    except (ValueError, RecursionError) as error:
-        raise DiagnosticError(_unusable(str(path), "a JSON list of ids", "no JSON")) from error
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise DiagnosticError(_unusable(str(path), "a JSON list of integers", "something else"))
-    return tuple(values)
-
-
-def _unusable(path: str, expected: str, found: str) -> Diagnostic:
-    return diagnose(
-        "SD715",
-        where=f"{path}#",
-        message="the token map cannot be used",
-        expected=expected,
-        found=found,
-    )
-
-
-def _check_ids(ids: tuple[int, ...], path: str, size: int) -> list[Diagnostic]:
-    findings: list[Diagnostic] = []
-    if not 0 < len(ids) < size:
-        findings.append(_unusable(path, f"1 to {size - 1} ids", f"{len(ids)} ids"))
-    seen: set[int] = set()
-    for index, token in enumerate(ids):
-        if not 0 <= token < size:
-            findings.append(
-                diagnose(
-                    "SD402",
-                    where=f"{path}#/{index}",
-                    message=f"target id {token} does not exist",
-                    expected=f"0 to {size - 1}",
-                    found=token,
-                )
-            )
-            break
-        if token in seen:
-            findings.append(
-                diagnose(
-                    "SD404",
-                    where=f"{path}#/{index}",
-                    message=f"target id {token} occurs twice",
-                    expected="each id once",
-                    found=token,
-                )
-            )
-            break
-        seen.add(token)
-    return findings
+def _check_size(ids: tuple[int, ...], path: str, size: int) -> list[Diagnostic]:
+    if len(ids) < size:
+        return []
+    return [
+        diagnose(
+            "SD715",
+            where=f"{path}#",
+            message="the token map holds the whole target vocabulary",
+            expected=f"fewer than {size} ids",
+            found=f"{len(ids)} ids",
+            help="Leave `--token-map` out: the draft then proposes over all target ids",
+        )
+    ]
 
 
 def _check_draft(ids: tuple[int, ...], path: str, draft: DraftCheckpoint) -> list[Diagnostic]:

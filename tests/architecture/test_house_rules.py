@@ -39,12 +39,18 @@ def test_no_file_is_longer_than_the_cap() -> None:
     assert not too_long
 
 
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from the first statement on: options with their help make long signatures."""
+    first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
+    return (node.end_lineno or first.lineno) - first.lineno + 1
+
+
 def test_no_function_is_longer_than_two_screens() -> None:
     too_long = [
         f"{name(path)}:{node.lineno} {node.name}"
         for path in python_files("specctl", "runtime")
         for node in functions(ast.parse(path.read_text("utf-8")))
-        if (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_FUNCTION_LINES
+        if body_lines(node) > MAX_FUNCTION_LINES
     ]
     assert not too_long
 

@@ -39,7 +39,7 @@ def manifest(
     ] = None,
     token_map: Annotated[
         str | None,
-        typer.Option("--token-map", metavar="FILE", help="Allowed target ids (.json, .pt)."),
+        typer.Option("--token-map", metavar="FILE", help="Allowed target ids, in draft order."),
     ] = None,
     aux_layer_ids: Annotated[
         str | None,

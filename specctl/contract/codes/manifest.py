@@ -139,7 +139,7 @@ CODES: tuple[Code, ...] = (
         code="SD715",
         slug="token-map-unusable",
         severity="error",
-        summary="The token map is no list of ids, or does not fit the draft's head.",
+        summary="The token map does not fit the draft's head, or selects nothing.",
         why="Draft id i is row i of the draft's head. With another map each proposed word is "
         "another one; nothing crashes and accept length falls to 1.",
         fix="Build a map with `specctl build-token-map`, or leave `--token-map` out",

@@ -168,7 +168,7 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         code="SD424",
-        slug="tokenizer-missing",
+        slug="tokenizer-not-given",
         severity="error",
         summary="There is no tokenizer to count with.",
         why="Token ids exist only for one tokenizer: the target's.",

@@ -1,0 +1,123 @@
+"""Generated pages are fresh, options frozen, codes documented and shown by a fixture or test."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from specctl.cli.registry import COMMANDS
+from specctl.contract.codes import CODES
+
+ROOT = Path(__file__).parents[2]
+FIXTURE_LISTS = ("fixtures/expected.yaml", "fixtures/manifests/expected.yaml")
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "_generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_fresh(generator: ModuleType) -> None:
+    assert generator.stale() == [], "run `python docs/_generate.py`"
+
+
+def test_a_changed_code_makes_its_page_stale(
+    generator: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "CODES", {"SD701": CODES["SD701"]})
+    assert generator.stale() == ["diagnostics.md"]
+
+
+def test_command_line_options_are_frozen(generator: ModuleType) -> None:
+    frozen = json.loads(generator.FROZEN_CLI.read_text("utf-8"))
+    assert generator.cli_options() == frozen, (
+        "a new option is a decision: `python docs/_generate.py --freeze-cli`"
+    )
+
+
+def test_every_command_has_help_with_examples(generator: ModuleType) -> None:
+    for command in COMMANDS:
+        assert command.examples, command.name
+        assert all(line.startswith("specctl ") for line in command.examples)
+        undocumented = [p["names"] for p in generator.parameters(command) if not p["help"]]
+        assert not undocumented, f"{command.name}: {undocumented}"
+
+
+def test_every_option_in_an_example_exists(generator: ModuleType) -> None:
+    for command in COMMANDS:
+        known = {name for p in generator.parameters(command) for name in p["names"]}
+        for example in command.examples:
+            used = re.findall(r"(?<!\S)--?[a-z][a-z-]*", example.partition("|")[0])
+            assert set(used) <= known, example
+
+
+def test_every_code_has_a_page() -> None:
+    page = (ROOT / "docs" / "reference" / "diagnostics.md").read_text("utf-8")
+    for code in CODES.values():
+        assert f"## {code.code} {code.slug}\n" in page
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=lambda code: code.code)
+def test_code_texts_are_written_for_users(code: object) -> None:
+    entry = CODES[getattr(code, "code", "")]
+    assert re.fullmatch(r"SD[1-9]\d\d", entry.code)
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", entry.slug)
+    assert entry.summary.endswith(".")
+    assert len(entry.why) > 20
+    assert entry.why.endswith(".")
+    assert entry.fix
+    assert not entry.fix.endswith(".")
+    assert "!" not in entry.summary + entry.fix
+
+
+def test_names_of_codes_are_unique() -> None:
+    slugs = [code.slug for code in CODES.values()]
+    assert len(slugs) == len(set(slugs))
+
+
+def codes_in_fixtures() -> set[str]:
+    found: set[str] = set()
+    for name in FIXTURE_LISTS:
+        path = ROOT / name
+        if path.is_file():
+            for entry in (yaml.safe_load(path.read_text("utf-8")) or {}).values():
+                found.update(entry["codes"])
+    return found
+
+
+def codes_in_tests() -> set[str]:
+    texts = [
+        path.read_text("utf-8")
+        for path in (ROOT / "tests").rglob("*.py")
+        if path.parent != Path(__file__).parent
+    ]
+    return set(re.findall(r"SD\d{3}", "\n".join(texts)))
+
+
+def test_every_code_of_files_and_manifests_has_a_fixture() -> None:
+    """What a directory or a manifest alone can show stands in fixtures/, for users to look at."""
+    fixtures = codes_in_fixtures()
+    missing = {code for code in CODES if code[2] in "1234567"} - fixtures - NEEDS_A_COMMAND
+    assert not missing
+
+
+def test_every_code_is_shown_somewhere() -> None:
+    missing = set(CODES) - codes_in_fixtures() - codes_in_tests()
+    assert not missing
+
+
+# Codes of options and of token maps: no directory shows them, a named test does.
+NEEDS_A_COMMAND = {c for c in CODES if "SD420" <= c < "SD500"} | {"SD713", "SD714", "SD715"}
