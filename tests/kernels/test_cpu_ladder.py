@@ -1,0 +1,202 @@
+"""Exactness ladder, step 1, on the torch twins."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from runtime import kernels
+from runtime.kernels import attention as attention_module
+from runtime.kv import KVLayer
+from tests.kernels.ladder import (
+    EVERY_COUNT,
+    NUM_ROWS,
+    SOME_COUNTS,
+    adversarial,
+    assert_attention_rows_independent,
+    assert_rows_independent,
+    paged_requests,
+    plain,
+    same_bits,
+    tail_rows,
+)
+
+DTYPES = [torch.float32, torch.bfloat16]
+# (K, N): SmolLM2 fused qkv, o, separate kv, gate and up, down, draft fc and qkv; tiny odd shapes
+SHAPES = [
+    (576, 960), (576, 576), (576, 192), (576, 3072), (1536, 576), (1728, 576), (1152, 960),
+    (16, 24), (24, 16), (40, 16), (7, 3), (33, 65),
+]  # fmt: skip
+HEADS = [(576, 49_152), (576, 8_192), (16, 64)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("features", "columns"), SHAPES)
+def test_linear_rows(features: int, columns: int, dtype: torch.dtype) -> None:
+    x = adversarial(NUM_ROWS, features, seed=1, dtype=dtype)
+    weight = adversarial(columns, features, seed=2, dtype=dtype)
+    op = functools.partial(kernels.linear, weight_NK=weight)
+    assert_rows_independent(op, (x,), EVERY_COUNT, seed=3)
+    with threads(2):
+        assert_rows_independent(op, (x[:20],), (5, 16, 20), seed=3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_rows_with_bias_and_float32_result(dtype: torch.dtype) -> None:
+    x = adversarial(NUM_ROWS, 576, seed=1, dtype=dtype)
+    weight = adversarial(320, 576, seed=2, dtype=dtype)
+    bias = adversarial(320, seed=4, dtype=dtype)
+    for out_dtype in (dtype, torch.float32):
+        op = functools.partial(kernels.linear, weight_NK=weight, bias_N=bias, out_dtype=out_dtype)
+        assert_rows_independent(op, (x,), SOME_COUNTS, seed=3)
+
+
+def test_linear_does_not_read_alignment_or_strides() -> None:
+    features = 24
+    x = adversarial(NUM_ROWS, features, seed=1, dtype=torch.float32)
+    weight = adversarial(40, features, seed=2, dtype=torch.float32)
+    expected = kernels.linear(x, weight)
+    shifted = torch.empty(NUM_ROWS * features + 3)[3:].view(NUM_ROWS, features)
+    shifted.copy_(x)
+    wide = torch.zeros(NUM_ROWS, features + 5)
+    wide[:, :features] = x
+    assert same_bits(kernels.linear(shifted, weight), expected)
+    assert same_bits(kernels.linear(wide[:, :features], weight), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("features", "columns"), HEADS)
+def test_head_rows(features: int, columns: int, dtype: torch.dtype) -> None:
+    num_rows = 18 if columns > 10_000 else NUM_ROWS
+    x = adversarial(num_rows, features, seed=5, dtype=dtype)
+    weight = adversarial(columns, features, seed=6, dtype=dtype)
+    counts = (5, 17) if columns > 10_000 else (2, 16, 33, 64)
+    for op in (kernels.head_logits, kernels.head_argmax):
+        assert_rows_independent(functools.partial(op, weight_VD=weight), (x,), counts, seed=7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [576, 24, 7])
+def test_norm_rows(width: int, dtype: torch.dtype) -> None:
+    x = adversarial(NUM_ROWS, width, seed=1, dtype=dtype)
+    residual = adversarial(NUM_ROWS, width, seed=2, dtype=dtype)
+    weight = plain(width, seed=3, dtype=dtype)
+    norm = functools.partial(kernels.rms_norm, weight_D=weight, eps=1e-5)
+    add_norm = functools.partial(kernels.add_rms_norm, weight_D=weight, eps=1e-5)
+    head_norm = functools.partial(kernels.head_rms_norm, weight_P=weight, eps=1e-5)
+    assert_rows_independent(norm, (x,), EVERY_COUNT, seed=4)
+    assert_rows_independent(add_norm, (x, residual), EVERY_COUNT, seed=4)
+    heads = adversarial(NUM_ROWS, 5, width, seed=5, dtype=dtype)
+    assert_rows_independent(head_norm, (heads[:, 1:4],), EVERY_COUNT, seed=4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rope_rows(dtype: torch.dtype) -> None:
+    q = adversarial(NUM_ROWS, 3, 24, seed=1, dtype=dtype)
+    k = adversarial(NUM_ROWS, 1, 24, seed=2, dtype=dtype)
+    positions = torch.arange(NUM_ROWS).flip(0) * 3
+    table = plain(NUM_ROWS * 3, 24, seed=3, dtype=torch.float32)
+    op = functools.partial(kernels.apply_rope, cos_sin_TP=table)
+    assert_rows_independent(op, (q, k, positions), EVERY_COUNT, seed=4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1536, 24, 5])
+def test_activation_rows(width: int, dtype: torch.dtype) -> None:
+    gate_up = adversarial(NUM_ROWS, 2 * width, seed=1, dtype=dtype)
+    assert_rows_independent(kernels.silu_and_mul, (gate_up,), EVERY_COUNT, seed=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "kv_block_size", "window"),
+    [(9, 3, 64, 16, None), (9, 3, 64, 16, 300), (2, 2, 8, 4, 20), (4, 1, 16, 48, None)],
+)
+def test_attention_rows(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    requests = paged_requests(
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_block_size=kv_block_size,
+        lengths=(1, 5, 255, 256, 258, 530),
+        dtype=dtype,
+        seed=11,
+        write=kernels.write_kv,
+    )
+    rows = tail_rows(requests, 18)
+    q = adversarial(len(rows), num_heads, head_dim, seed=12, dtype=dtype)
+    op = functools.partial(kernels.paged_attention, scale=head_dim**-0.5, window=window)
+    assert_attention_rows_independent(op, requests, q, rows, (2, 8, 33, len(rows)), seed=13)
+    with threads(2):
+        tail = slice(len(rows) - 20, None)
+        assert_attention_rows_independent(op, requests, q[tail], rows[tail], (9, 20), seed=13)
+
+
+def test_attention_ignores_the_longest_request() -> None:
+    requests = paged_requests(
+        num_kv_heads=1, head_dim=16, kv_block_size=16, lengths=(40, 900), dtype=torch.float32,
+        seed=1, write=kernels.write_kv,
+    )  # fmt: skip
+    q = adversarial(2, 2, 16, seed=2, dtype=torch.float32)
+    both = kernels.paged_attention(
+        q, requests.layer, requests.batch([(0, 39), (1, 899)]), scale=0.25
+    )
+    short = kernels.paged_attention(q[:1], requests.layer, requests.batch([(0, 39)]), scale=0.25)
+    assert same_bits(both[:1], short)
+
+
+def test_negative_control_a_plain_product_of_m_rows_differs() -> None:
+    """The ladder's equality has teeth: the library alone breaks it on a SmolLM2 shape."""
+    differs = []
+    for features, columns in SHAPES[:7]:
+        x = adversarial(NUM_ROWS, features, seed=1, dtype=torch.float32)
+        weight = adversarial(columns, features, seed=2, dtype=torch.float32)
+        op = functools.partial(torch.nn.functional.linear, weight=weight)
+        try:
+            assert_rows_independent(op, (x,), (2, 5, 16, 33), seed=3)
+        except AssertionError:
+            differs.append((features, columns))
+    assert differs, "no shape told a plain product apart: the ladder cannot see a broken one"
+
+
+def test_negative_control_a_segment_size_that_follows_the_batch_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = paged_requests(
+        num_kv_heads=3, head_dim=64, kv_block_size=16, lengths=(200, 500), dtype=torch.float32,
+        seed=1, write=kernels.write_kv, fill=plain,
+    )  # fmt: skip
+
+    def attend_by_count(q: torch.Tensor, layer: KVLayer, batch: object) -> torch.Tensor:
+        longest = batch.max_length  # type: ignore[attr-defined]
+        monkeypatch.setattr(attention_module, "SEGMENT", -(-longest // 4))
+        return kernels.paged_attention(q, layer, batch, scale=0.125)  # type: ignore[arg-type]
+
+    rows = tail_rows(requests, 8)
+    q = plain(len(rows), 9, 64, seed=2, dtype=torch.float32)
+    with pytest.raises(AssertionError, match="differ"):
+        assert_attention_rows_independent(attend_by_count, requests, q, rows, (16,), seed=3)
