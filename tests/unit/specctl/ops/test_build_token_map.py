@@ -130,6 +130,7 @@ def test_tokenizer_sources(place: Path, target_dir: Path) -> None:
 def test_plain_command_takes_the_target_of_the_manifest(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("torch", reason="the tiny target's weights are made with torch")
     from tests.tiny import write_tiny_target
     from tests.tiny_manifest import tiny_manifest, write_manifest
 
