@@ -79,6 +79,7 @@ class Weights:
         sizes: Sizes,
         *,
         input_size: int,
+        output_gain: float,
         has_qkv_bias: bool,
         has_o_bias: bool,
         has_mlp_bias: bool,
@@ -91,13 +92,15 @@ class Weights:
             if has_qk_norm and letter != "v":
                 self.norm(f"{prefix}self_attn.{letter}_norm", sizes.head_dim)
         width = sizes.heads * sizes.head_dim
-        self.linear(f"{prefix}self_attn.o_proj", sizes.hidden, width, has_bias=has_o_bias, gain=1.0)
-        for name, out, source in (
-            ("gate", sizes.inner, sizes.hidden),
-            ("up", sizes.inner, sizes.hidden),
-            ("down", sizes.hidden, sizes.inner),
+        self.linear(
+            f"{prefix}self_attn.o_proj", sizes.hidden, width, has_bias=has_o_bias, gain=output_gain
+        )
+        for name, out, source, gain in (
+            ("gate", sizes.inner, sizes.hidden, 1.2),
+            ("up", sizes.inner, sizes.hidden, 1.2),
+            ("down", sizes.hidden, sizes.inner, output_gain),
         ):
-            self.linear(f"{prefix}mlp.{name}_proj", out, source, has_bias=has_mlp_bias, gain=1.2)
+            self.linear(f"{prefix}mlp.{name}_proj", out, source, has_bias=has_mlp_bias, gain=gain)
         self.norm(f"{prefix}input_layernorm", sizes.hidden)
         self.norm(f"{prefix}post_attention_layernorm", sizes.hidden)
 
@@ -108,6 +111,7 @@ def write_tiny_target(
     *,
     seed: int = 0,
     num_layers: int = 4,
+    layer_gain: float = 1.0,
     is_tied: bool = False,
     has_attention_bias: bool = False,
     has_mlp_bias: bool = False,
@@ -117,25 +121,29 @@ def write_tiny_target(
     dtype: torch.dtype = torch.bfloat16,
     num_shards: int = 1,
     sizes: Sizes | None = None,
+    vocab_size: int = VOCAB_SIZE,
 ) -> Path:
     """Write config, weights and tokenizer of a random target; return its directory.
 
     Args:
+        layer_gain: how much layers change the stream; below 0.5 the newest token decides most.
         has_attention_bias: llama and qwen3 only (q, k, v and o); qwen2 always biases q, k, v.
         has_mlp_bias: llama only.
         sliding_window: mistral slides all layers, qwen2 and qwen3 the upper half.
         rope_parameters: as transformers 5 writes them; default theta 10000.
         dtype: storage dtype.
         num_shards: more than one writes an index.
+        vocab_size: embedding rows; those beyond the tokenizer are padding.
     """
     sizes = sizes or SIZES[family]
     weights = Weights(seed)
-    weights.normal("model.embed_tokens.weight", VOCAB_SIZE, sizes.hidden, std=1.0)
+    weights.normal("model.embed_tokens.weight", vocab_size, sizes.hidden, std=1.0)
     for index in range(num_layers):
         weights.layer(
             f"model.layers.{index}.",
             sizes,
             input_size=sizes.hidden,
+            output_gain=layer_gain,
             has_qkv_bias=has_attention_bias or family == "qwen2",
             has_o_bias=has_attention_bias,
             has_mlp_bias=has_mlp_bias,
@@ -143,7 +151,7 @@ def write_tiny_target(
         )
     weights.norm("model.norm", sizes.hidden)
     if not is_tied:
-        weights.normal("lm_head.weight", VOCAB_SIZE, sizes.hidden, std=0.8)
+        weights.normal("lm_head.weight", vocab_size, sizes.hidden, std=0.8)
     config = _layer_config(family, sizes, num_layers, max_position_embeddings) | {
         "architectures": [ARCHITECTURES[family]],
         "bos_token_id": BOS_ID,
@@ -151,7 +159,7 @@ def write_tiny_target(
         "dtype": str(dtype).removeprefix("torch."),
         "rope_parameters": dict(rope_parameters or {"rope_type": "default", "rope_theta": 1e4}),
         "tie_word_embeddings": is_tied,
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": vocab_size,
     }
     if has_attention_bias:
         config["attention_bias"] = True
@@ -175,6 +183,7 @@ def write_tiny_eagle3(
     family: Literal["llama", "qwen3"] = "llama",
     num_layers: int = 1,
     hidden_size: int | None = None,
+    num_kv_heads: int = 2,
     draft_vocab_size: int | None = 64,
     has_own_embedding: bool = False,
     has_norm_before_residual: bool = False,
@@ -195,8 +204,9 @@ def write_tiny_eagle3(
     """
     target = json.loads((target_dir / "config.json").read_text(encoding="utf-8"))
     hidden = hidden_size or target["hidden_size"]
-    sizes = Sizes(hidden=hidden, heads=4, kv_heads=2, head_dim=8, inner=48)
-    rows = draft_vocab_size or VOCAB_SIZE
+    sizes = Sizes(hidden=hidden, heads=4, kv_heads=num_kv_heads, head_dim=8, inner=48)
+    target_rows = target["vocab_size"]
+    rows = draft_vocab_size or target_rows
     states = len(boundary_ids)
     weights = Weights(seed)
     wide = states * target["hidden_size"]
@@ -210,6 +220,7 @@ def write_tiny_eagle3(
             f"layers.{index}.",
             sizes,
             input_size=2 * hidden if index == 0 else hidden,
+            output_gain=1.0,
             has_qkv_bias=False,
             has_o_bias=False,
             has_mlp_bias=False,
@@ -219,12 +230,12 @@ def write_tiny_eagle3(
     weights.norm("norm", hidden)
     weights.normal("lm_head.weight", rows, hidden, std=0.8)
     if has_own_embedding:
-        weights.normal("embed_tokens.weight", VOCAB_SIZE, hidden, std=1.0)
+        weights.normal("embed_tokens.weight", target_rows, hidden, std=1.0)
     if draft_vocab_size is not None:
-        _add_map(weights.tensors, draft_vocab_size, seed)
+        _add_map(weights.tensors, draft_vocab_size, target_rows, seed)
     layer_config = _layer_config(family, sizes, num_layers, max_position_embeddings) | {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": target_rows,
         "tie_word_embeddings": False,
     }
     config = {
@@ -335,12 +346,14 @@ def _speculators_config(target: Mapping[str, Any], num_speculative_tokens: int) 
     }
 
 
-def _add_map(tensors: dict[str, torch.Tensor], draft_vocab_size: int, seed: int) -> None:
+def _add_map(
+    tensors: dict[str, torch.Tensor], draft_vocab_size: int, target_rows: int, seed: int
+) -> None:
     """Add an ascending reduced map that holds the special ids, and its mask."""
     generator = torch.Generator().manual_seed(seed)
     others = torch.randperm(TOKENIZER_SIZE - 3, generator=generator)[: draft_vocab_size - 3] + 3
     ids = torch.cat((torch.arange(3), others)).sort().values
-    mask = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    mask = torch.zeros(target_rows, dtype=torch.bool)
     mask[ids] = True
     tensors["d2t"] = ids - torch.arange(draft_vocab_size)
     tensors["t2d"] = mask
