@@ -70,24 +70,31 @@ def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Foun
 def is_checkpoint(directory: Path) -> bool:
     """Tell whether a directory holds a config or weights itself."""
     return any(
-        entry.name == "config.json" or entry.name.endswith(_WEIGHT_SUFFIXES)
-        for entry in os.scandir(directory)
-        if not entry.is_dir()
+        name == "config.json" or name.endswith(_WEIGHT_SUFFIXES)
+        for name, is_directory in _entries(directory)
+        if not is_directory
     )
 
 
+def _entries(directory: Path) -> list[tuple[str, bool]]:
+    """Return names and whether each is a directory, sorted; a linked directory is none."""
+    with os.scandir(directory) as entries:
+        return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+
+
 def _walk(directory: Path, listed: frozenset[str]) -> Iterator[Found]:
-    for entry in sorted(os.scandir(directory), key=lambda e: e.name):
-        path = directory / entry.name
-        if entry.name.startswith("."):
+    for name, is_directory in _entries(directory):
+        path = directory / name
+        if name.startswith("."):
             continue
-        if entry.is_dir(follow_symlinks=False):
-            if is_checkpoint(path) or str(path.absolute()) in listed:
-                yield Found(path=str(path), kind="checkpoint")
-            else:
-                yield from _walk(path, listed)
-        elif str(path.absolute()) in listed or _is_manifest(path):
-            yield Found(path=str(path), kind="manifest")
+        is_listed = str(path.absolute()) in listed
+        if not is_directory:
+            if path.is_file() and (is_listed or _is_manifest(path)):
+                yield Found(path=str(path), kind="manifest")
+        elif is_listed or not os.access(path, os.R_OK | os.X_OK) or is_checkpoint(path):
+            yield Found(path=str(path), kind="checkpoint")  # an unreadable one is reported there
+        else:
+            yield from _walk(path, listed)
 
 
 def _is_manifest(path: Path) -> bool:

@@ -32,7 +32,7 @@ NO_DRAFT_GEOMETRY = Geometry(
 )
 _TARGET_ONLY = Origin(kind="derived", where="no draft", rule="target-only decoding is gamma = 0")
 NO_DRAFT_ORIGINS: Mapping[str, Origin] = dict.fromkeys(
-    ("draft", "geometry", "vocabulary"), _TARGET_ONLY
+    ("draft", "geometry", "vocabulary", "sharing"), _TARGET_ONLY
 )
 
 

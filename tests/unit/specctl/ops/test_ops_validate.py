@@ -1,0 +1,174 @@
+"""Discovery, verdicts and the comparison with a list of expected codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.ops.discover import discover
+from specctl.ops.report import ValidateReport, json_schema
+from specctl.ops.validate import validate
+
+ROOT = Path(__file__).parents[4]
+LIST = "fixtures/expected.yaml"
+Named = Callable[[str], str]
+Copied = Callable[[str], Path]
+
+
+@pytest.fixture
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.usefixtures("at_root")
+def test_fixtures_give_exactly_their_codes() -> None:
+    report = validate(["fixtures"], expect=LIST)
+    assert report.mismatches == ()
+    assert report.is_clean
+    assert len(report.results) > 140
+    assert {result.kind for result in report.results} == {"draft", "target", "manifest", None}
+
+
+@pytest.mark.usefixtures("at_root")
+@pytest.mark.parametrize(
+    "check",
+    ["check_geometry", "check_vocabulary", "check_draft_tensors", "check_fit",
+     "check_target_tensors"],
+)  # fmt: skip
+def test_removing_one_check_is_noticed(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"specctl.checks.{check}", lambda *facts: ())
+    report = validate(["fixtures"], expect=LIST)
+    assert not report.is_clean
+    assert report.mismatches
+    assert all("lacks SD" in m.problem for m in report.mismatches)
+
+
+@pytest.mark.usefixtures("at_root")
+def test_removing_the_digest_check_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.ops.validate.verify_digests", lambda *facts: ())
+    report = validate(["fixtures/manifests"], expect="fixtures/manifests/expected.yaml")
+    assert {m.problem for m in report.mismatches or ()} == {"lacks SD702", "lacks SD712"}
+
+
+def test_verdicts(checkpoint: Named) -> None:
+    clean = validate([checkpoint("speculators-eagle3-clean")], target=checkpoint("hf-llama-clean"))
+    assert clean.is_clean
+    assert clean.results[0].target == checkpoint("hf-llama-clean")
+    only_info = validate([checkpoint("safeailab-eagle3-clean")])
+    assert (only_info.num_infos, only_info.is_clean) == (2, True), "infos are facts"
+    wrong = validate([checkpoint("speculators-eagle3-clean")], target=checkpoint("hf-llama-wide"))
+    assert not wrong.is_clean
+    assert wrong.num_errors > 0
+
+
+def test_a_path_that_is_nothing_is_a_finding(tmp_path: Path) -> None:
+    report = validate([str(tmp_path / "absent")])
+    assert [d.code for d in report.results[0].diagnostics] == ["SD119"]
+    with pytest.raises(DiagnosticError) as caught:
+        validate([str(tmp_path)])
+    assert caught.value.diagnostics[0].code == "SD119"
+
+
+def test_discovery_walks_what_is_no_checkpoint(copied: Copied, tmp_path: Path) -> None:
+    copied("hf-llama-clean")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "config.json").write_text("{}")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.yaml").write_text("title: not a manifest\n")
+    (tmp_path / "notes" / "b.yaml").write_text("schema_version: 1\n")
+    (tmp_path / "hf-llama-clean" / "inner").mkdir()
+    (tmp_path / "hf-llama-clean" / "inner" / "config.json").write_text("{}")
+    found = [(Path(item.path).name, item.kind) for item in discover(str(tmp_path))]
+    assert found == [("hf-llama-clean", "checkpoint"), ("b.yaml", "manifest")]
+
+
+def test_a_named_file_is_a_manifest(tmp_path: Path) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_text("a: 1\n")
+    report = validate([str(path)])
+    assert report.results[0].kind == "manifest"
+    assert {d.code for d in report.results[0].diagnostics} == {"SD705", "SD707"}
+
+
+def write_list(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_expectations_point_both_ways(copied: Copied, tmp_path: Path) -> None:
+    copied("hf-llama-clean")
+    copied("container-zeros")
+    source = str(tmp_path)
+    listed = write_list(
+        tmp_path / "list.yaml",
+        "hf-llama-clean: {codes: [SD501]}\ngone: {codes: []}\n",
+    )
+    report = validate([source], expect=listed)
+    problems = {Path(m.source).name: m.problem for m in report.mismatches or ()}
+    assert problems == {
+        "container-zeros": "is not in the list",
+        "hf-llama-clean": "lacks SD501",
+        "gone": "is listed and was not found",
+    }
+    exact = write_list(
+        tmp_path / "list.yaml",
+        "hf-llama-clean: {codes: []}\ncontainer-zeros: {codes: [SD107]}\n",
+    )
+    codes = {d.code for r in validate([source]).results for d in r.diagnostics}
+    assert validate([source], expect=exact).is_clean is (codes == {"SD107"})
+
+
+def test_lists_in_subdirectories_add_their_entries(copied: Copied, tmp_path: Path) -> None:
+    copied("hf-llama-clean")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "hf-llama-clean").rename(inner / "target")
+    write_list(inner / "expected.yaml", "target: {codes: []}\n")
+    report = validate([str(tmp_path)], expect=write_list(tmp_path / "expected.yaml", "{}\n"))
+    assert report.mismatches == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("- a\n", "SD703"), ("a: {codes: SD101}\n", "SD706"), ("a: {code: []}\n", "SD705"),
+     ("a: {}\n", "SD707"), ("a: {codes: []}\na: {codes: []}\n", "SD704"), (None, "SD703")],
+)  # fmt: skip
+def test_lists_that_cannot_be_read(tmp_path: Path, text: str | None, code: str) -> None:
+    path = tmp_path / "list.yaml"
+    if text is not None:
+        path.write_text(text)
+    (tmp_path / "x").mkdir()
+    with pytest.raises(DiagnosticError) as caught:
+        validate([str(tmp_path)], expect=str(path))
+    assert code in {d.code for d in caught.value.diagnostics}
+
+
+@pytest.mark.usefixtures("at_root")
+def test_report_follows_its_schema() -> None:
+    schema = json_schema(ValidateReport)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for expect in (None, LIST):
+        report = validate(["fixtures"], expect=expect)
+        document = msgspec.json.decode(msgspec.json.encode(report))
+        jsonschema.validate(document, schema)
+
+
+@pytest.mark.usefixtures("at_root")
+def test_progress_sees_every_source() -> None:
+    from contextlib import nullcontext
+
+    steps: list[str] = []
+    totals: list[int] = []
+
+    def progress(total: int) -> nullcontext[Callable[[str], None]]:
+        totals.append(total)
+        return nullcontext(steps.append)
+
+    report = validate(["fixtures/manifests"], progress=progress)
+    assert totals == [len(report.results)]
+    assert steps == [result.source for result in report.results]
