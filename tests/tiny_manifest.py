@@ -217,7 +217,7 @@ def _vocabulary(target: Target, draft: Draft | None, draft_dir: Path | None) -> 
         map_digest=digest,
         token_map_file=None,
         token_map_digest=None,
-        forced_ids=(EOS_ID,),
+        forced_ids=() if d2t is None else (EOS_ID,),
     )
 
 
