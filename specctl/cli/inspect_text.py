@@ -25,6 +25,9 @@ _ORIGINS = {"own": "own", "target": "the target's", "tied": "tied to the embeddi
 
 def inspect_text(report: InspectReport, *, color: bool = False) -> str:
     """Return the whole report; the findings come last."""
+    findings = [render.human(diagnostic_of(d), color=color) for d in report.diagnostics]
+    if report.format is None and not report.tensors.list:
+        return "\n".join(findings)
     sections = [
         _source_lines("source", report.roles.source),
         [] if report.roles.target is None else _source_lines("target", report.roles.target),
@@ -36,7 +39,6 @@ def inspect_text(report: InspectReport, *, color: bool = False) -> str:
         _tensor_lines(report.tensors),
     ]
     lines = [line for section in sections for line in section]
-    findings = [render.human(diagnostic_of(d), color=color) for d in report.diagnostics]
     return "\n".join([*lines, *_count_line(report), *findings])
 
 

@@ -40,7 +40,6 @@ def github(diagnostic: Diagnostic) -> str:
     in properties.
     """
     d = diagnostic
-    file = d.where.partition("#")[0].partition("::")[0]
     text = [d.message, f"at {d.where}"]
     if d.expected is not None:
         text.append(f"expected: {d.expected}")
@@ -50,7 +49,16 @@ def github(diagnostic: Diagnostic) -> str:
         text.append(f"help: {d.help}")
     title = _escape_property(f"{d.code} {d.slug}")
     body = _escape("\n".join(text))
-    return f"::{_GITHUB[d.severity]} file={_escape_property(file)},title={title}::{body}"
+    return f"::{_GITHUB[d.severity]} {_file_property(d.where)},title={title}::{body}"
+
+
+def _file_property(where: str) -> str:
+    """Return `file=...`, and `line=...` when the place has one."""
+    file = where.partition("#")[0].partition("::")[0]
+    name, _, line = file.rpartition(":")
+    if name and line.isdigit():
+        return f"file={_escape_property(name)},line={line}"
+    return f"file={_escape_property(file)}"
 
 
 def _escape(text: str) -> str:

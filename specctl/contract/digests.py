@@ -8,6 +8,7 @@ executed or unpickled.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -120,7 +121,7 @@ def _missing(path: Path, pointer: str, what: str) -> Diagnostic:
     return diagnose(
         "SD712",
         where=pointer,
-        message=f"`{path}` does not exist",
+        message=f"`{os.path.normpath(path)}` does not exist",
         expected=what,
         found="nothing",
     )
@@ -129,7 +130,7 @@ def _missing(path: Path, pointer: str, what: str) -> Diagnostic:
 def _mismatch(path: Path, expected: str, found: str, what: str) -> Diagnostic:
     return diagnose(
         "SD702",
-        where=f"{path}#",
+        where=f"{os.path.normpath(path)}#",
         message=f"{what} of `{path.name}` is not the one in the manifest",
         expected=expected,
         found=found,

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import Diagnostic, diagnose
@@ -81,6 +83,18 @@ def detect(checkpoint: Checkpoint) -> Detection:
 
     Diagnostics: SD201 (unknown), SD202 (contradictory), SD205 (recognised, not read).
     """
+    found = _detect(checkpoint)
+    # A mark names a tensor; its place names the file that holds it as well.
+    placed = tuple(
+        msgspec.structs.replace(d, where=checkpoint.tensors[d.where].describe())
+        if d.where in checkpoint.tensors
+        else d
+        for d in found.diagnostics
+    )
+    return replace(found, diagnostics=placed)
+
+
+def _detect(checkpoint: Checkpoint) -> Detection:
     config = checkpoint.config or {}
     keys = checkpoint.tensors
     declared = config.get("speculators_model_type")

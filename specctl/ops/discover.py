@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specctl.contract.diagnostics import DiagnosticError, diagnose
-
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 EXPECTATION_NAME = "expected.yaml"
 _WEIGHT_SUFFIXES = (
@@ -41,30 +39,19 @@ class Found:
 def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Found, ...]:
     """Return what is at or below `source`, in a fixed order.
 
+    A source that is nothing of the kind is returned as a checkpoint: opening it says what is wrong.
+
     Args:
         source: a checkpoint, a manifest, or a directory that holds some.
         listed: absolute paths that count as found whatever they look like.
-
-    Raises:
-        DiagnosticError: SD119 when a directory holds nothing to validate.
     """
     path = Path(source)
     if path.is_file() and path.suffix in MANIFEST_SUFFIXES:
         return (Found(path=source, kind="manifest"),)
-    if not path.is_dir() or is_checkpoint(path):
-        return (Found(path=source, kind="checkpoint"),)  # a path that is nothing is reported there
-    found = tuple(_walk(path, listed))
-    if found:
-        return found
-    raise DiagnosticError(
-        diagnose(
-            "SD119",
-            where=source,
-            message="no checkpoint and no manifest at or below this directory",
-            expected="a directory with config.json or weights, or a manifest",
-            found="neither",
-        )
-    )
+    itself = (Found(path=source, kind="checkpoint"),)
+    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK) or is_checkpoint(path):
+        return itself
+    return tuple(_walk(path, listed)) or itself
 
 
 def is_checkpoint(directory: Path) -> bool:

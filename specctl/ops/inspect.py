@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Origin, TensorRef
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
@@ -24,21 +25,32 @@ from specctl.ops.report import (
 )
 
 _UNMAPPED = "unmapped"
+NO_VOCABULARY = VocabularyFacts(
+    target_vocab_size=None,
+    draft_vocab_size=None,
+    map_kind=None,
+    map_tensor=None,
+    mask_tensor=None,
+    map_digest=None,
+    decided_by=None,
+    tokenizer_size=None,
+    eos_token_ids=(),
+)
 _PARTS = {"d2t": "vocabulary map", "t2d": "vocabulary map", "norm": "norms"}
 
 
 def inspect(source: str, target: str | None = None) -> InspectReport:
-    """Return the facts and findings of a source.
+    """Return the facts and findings of a source; without facts when there is nothing to open.
 
     Args:
         source: directory of a draft or target.
         target: directory of the target that a draft is for.
-
-    Raises:
-        DiagnosticError: SD119, SD120, SD135 when there is nothing to open.
     """
-    loaded = load(source)
-    other = None if target is None else load(target)
+    try:
+        loaded = load(source)
+        other = None if target is None else load(target)
+    except DiagnosticError as error:
+        return _without_facts(source, error.diagnostics)
     diagnostics = loaded.diagnostics
     if other is not None:
         pair = fit(loaded, other)
@@ -52,6 +64,22 @@ def inspect(source: str, target: str | None = None) -> InspectReport:
         aux_hidden=None if loaded.draft is None else _aux_hidden(loaded.draft),
         sharing=_sharing(loaded, facts),
         tensors=_tensors(loaded),
+        diagnostics=tuple(finding(d) for d in diagnostics),
+    )
+
+
+def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectReport:
+    nothing = Source(
+        path=source, role=None, format=None, architecture=None, algorithm=None, evidence=()
+    )
+    return InspectReport(
+        format=None,
+        roles=Roles(source=nothing, target=None),
+        geometry=None,
+        vocabulary=NO_VOCABULARY,
+        aux_hidden=None,
+        sharing=SharingFacts(embedding=None, head=None),
+        tensors=Tensors(num_tensors=0, num_bytes=0, num_files=0, parts=(), list=()),
         diagnostics=tuple(finding(d) for d in diagnostics),
     )
 

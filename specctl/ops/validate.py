@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from specctl.contract.codec import load_manifest, verify_digests
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.ops.discover import Found, discover
@@ -43,7 +45,7 @@ def validate(
         progress: called with the number of sources; its context yields a function for each step.
 
     Raises:
-        DiagnosticError: SD119 (nothing to validate in a directory), SD703 to SD707 (the list).
+        DiagnosticError: SD703 to SD707 (the list), SD119, SD120, SD135 (a target).
     """
     expectations: Expectations = {}
     if expect is not None:
@@ -119,4 +121,9 @@ def check_manifest_file(path: str) -> tuple[Diagnostic, ...]:
         manifest = load_manifest(path)
     except DiagnosticError as error:
         return error.diagnostics
-    return verify_digests(manifest, Path(path).parent)
+    return tuple(
+        msgspec.structs.replace(d, where=path + d.where.removeprefix("manifest"))
+        if d.where.startswith("manifest#")
+        else d
+        for d in verify_digests(manifest, Path(path).parent)
+    )

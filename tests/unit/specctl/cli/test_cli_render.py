@@ -75,6 +75,11 @@ def test_github_line_is_escaped() -> None:
     assert "\n" not in line
 
 
+def test_github_line_number() -> None:
+    line = render.github(diagnose("SD704", where="a/m.yaml:47", message="twice", help="none"))
+    assert line.startswith("::error file=a/m.yaml,line=47,title=SD704 ")
+
+
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with output.progress("reading", 3) as step:
         step("a")
