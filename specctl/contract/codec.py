@@ -110,8 +110,15 @@ def parse_manifest(text: str, *, name: str, is_json: bool = False) -> Manifest:
     return manifest
 
 
-def dump_manifest(manifest: Manifest) -> str:
-    """Return the manifest as YAML: sections in schema order, tensors and origins one per line."""
+def dump_manifest(manifest: Manifest, *, as_json: bool = False) -> str:
+    """Return the manifest as YAML, sections in schema order, tensors and origins one per line.
+
+    Args:
+        manifest: any manifest.
+        as_json: write indented JSON with the same keys instead.
+    """
+    if as_json:
+        return msgspec.json.format(msgspec.json.encode(manifest), indent=2).decode() + "\n"
     from specctl.contract import yaml_text
 
     values: dict[str, Any] = msgspec.to_builtins(manifest)

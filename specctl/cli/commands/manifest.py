@@ -31,7 +31,9 @@ def manifest(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write; none: stdout."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write, .yaml or .json; none: stdout."
+        ),
     ] = None,
     num_speculative_tokens: Annotated[
         int | None,
@@ -81,7 +83,7 @@ def manifest(
     for diagnostic in emission.diagnostics:
         if diagnostic.severity != "info":
             output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))
-    text = dump_manifest(emission.manifest)
+    text = dump_manifest(emission.manifest, as_json=out is not None and out.suffix == ".json")
     if out is None:
         output.answer(text.rstrip("\n"))
         return
