@@ -1,0 +1,148 @@
+"""Measure how long the command line takes to start: median wall time of whole processes.
+
+Usage: python docs/benchmarks/startup.py [--runs N] [--draft DIR] [--write]
+
+Commands alternate, so that a slow moment of the machine meets all of them. `--write` puts the page
+beside this script. Bytecode is warm: one run of each command comes before the first timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+DRAFT = "fixtures/drafts/smollm2-135m-eagle3"
+MONTH = "202611"
+LIMIT_S = 0.2
+LIMITS = (
+    "*Limits.* One machine, {runs} runs of each command in alternation, page cache warm. A load "
+    "average near or above the number of CPUs means that other work took part of them; medians "
+    "are then upper bounds. The first start after an installation compiles bytecode and is slower. "
+    "The sources are local; nothing is downloaded."
+)
+PACKAGES = ("typer", "msgspec", "PyYAML", "rich")
+
+
+def commands(draft: str) -> dict[str, list[str]]:
+    """Return label -> arguments; the bare interpreter is the floor that no command can go below."""
+    run = [sys.executable, "-m", "specctl"]
+    return {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "specctl --version": [*run, "--version"],
+        "specctl --help": [*run, "--help"],
+        "specctl explain SD302": [*run, "explain", "SD302"],
+        f"specctl inspect {draft}": [*run, "inspect", draft],
+        f"specctl inspect {draft} --json": [*run, "inspect", draft, "--json"],
+        f"specctl validate {draft}": [*run, "validate", draft],
+    }
+
+
+def wall_s(arguments: list[str], environment: dict[str, str]) -> float:
+    start = time.perf_counter()
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=60
+    )
+    elapsed = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(f"{arguments}: {done.stderr.decode()}")
+    return elapsed
+
+
+def measure(draft: str, runs: int) -> dict[str, list[float]]:
+    """Return label -> wall times in seconds, one round over all commands after another."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    table = commands(draft)
+    for arguments in table.values():
+        wall_s(arguments, environment)
+    times: dict[str, list[float]] = {label: [] for label in table}
+    for _ in range(runs):
+        for label, arguments in table.items():
+            times[label].append(wall_s(arguments, environment))
+    return times
+
+
+def processor() -> str:
+    """Return the processor's name, or the architecture where the system does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("ascii", errors="replace")
+    except OSError:
+        return platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def page(times: dict[str, list[float]], runs: int, load: tuple[float, float]) -> str:
+    """Return the Markdown page; milliseconds."""
+    packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    rows = [
+        f"| `{label}` | {statistics.median(values) * 1e3:.0f} | {min(values) * 1e3:.0f} "
+        f"| {max(values) * 1e3:.0f} |"
+        for label, values in times.items()
+    ]
+    limited = [label for label in times if label.startswith("specctl")]
+    over = [label for label in limited if statistics.median(times[label]) >= LIMIT_S]
+    environment = (
+        f"Environment: {processor()}, {usable_cpus()} usable CPUs, Python "
+        f"{platform.python_version()}, {packages}; load average {load[0]:.1f} before and "
+        f"{load[1]:.1f} after."
+    )
+    verdict = "all below" if not over else "over: " + ", ".join(f"`{label}`" for label in over)
+    return "\n".join(
+        [
+            f"# Start of the command line, {processor()}, {MONTH}",
+            "",
+            "Wall time of whole processes in milliseconds, warm bytecode.",
+            "",
+            "```sh",
+            f"python docs/benchmarks/startup.py --runs {runs} --write",
+            "```",
+            "",
+            "| command | median | min | max |",
+            "|---|---:|---:|---:|",
+            *rows,
+            "",
+            f"Goal: median below {LIMIT_S * 1e3:.0f} ms for every specctl command: {verdict}.",
+            "",
+            environment,
+            "",
+            LIMITS.format(runs=runs),
+            "",
+        ]
+    )
+
+
+def file_name() -> str:
+    words = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", " ", processor())
+    return f"startup_{re.sub(r'[^a-z0-9]+', '-', words.lower()).strip('-')}_{MONTH}.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20, help="timings of each command")
+    parser.add_argument("--draft", default=DRAFT, help="draft to inspect, relative to the root")
+    parser.add_argument("--write", action="store_true", help="write the page beside this script")
+    arguments = parser.parse_args()
+    before = os.getloadavg()[0]
+    times = measure(arguments.draft, arguments.runs)
+    text = page(times, arguments.runs, (before, os.getloadavg()[0]))
+    print(text)
+    if arguments.write:
+        (HERE / file_name()).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
