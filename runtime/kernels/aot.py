@@ -34,7 +34,9 @@ _INT32 = frozenset({"row_request_ptr", "table_ptr", "id_ptr"})
 _FLOAT32 = frozenset(
     {"partial_ptr", "best_ptr", "out_logit_ptr", "values_ptr", "maximum_ptr", "total_ptr"}
 )
-_BATCH_ARGUMENTS = frozenset({"num_rows", "row_start", "num_segments", "window", "stride_table"})
+_UNSPECIALISED = frozenset(
+    {"num_rows", "num_tiles", "row_start", "num_segments", "window", "stride_table"}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +181,7 @@ def compile_case(case: KernelCase, arch: int) -> CompiledCase:
     attributes = {
         (index[name],): [["tt.divisibility", 16]]
         for name, kind in signature.items()
-        if kind.startswith("*") or (kind == "i32" and name not in _BATCH_ARGUMENTS)
+        if kind.startswith("*") or (kind == "i32" and name not in _UNSPECIALISED)
     }
     source = ASTSource(
         fn=kernel,
@@ -255,7 +257,7 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
     for head_rows in model.head_rows:
         config = head_config(head_rows, model.hidden_size, element_bytes=element_bytes, arch=arch)
         yield from _linear_cases(config, dtype, "fp32", has_bias=False)
-        for block_m in BLOCK_M_CHOICES:
+        for block_m in _block_ms(dtype):
             yield _case(
                 head.head_tile_kernel,
                 dtype,
@@ -270,7 +272,7 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
 def _linear_cases(
     config: GemmConfig, dtype: str, out_dtype: str, *, has_bias: bool
 ) -> Iterator[KernelCase]:
-    for block_m in BLOCK_M_CHOICES:
+    for block_m in _block_ms(dtype):
         # A split product adds its bias in the reduction.
         own_bias = has_bias and config.split_k == 1
         yield _case(
@@ -282,6 +284,11 @@ def _linear_cases(
             num_stages=config.num_stages,
             is_hot=dtype != "fp32",
         )
+
+
+def _block_ms(dtype: str) -> tuple[int, ...]:
+    """All row tiles for the usual dtype, the largest one for the others: it needs most."""
+    return BLOCK_M_CHOICES if dtype == "bf16" else BLOCK_M_CHOICES[-1:]
 
 
 def _row_cases(model: ModelShapes, dtype: str) -> Iterator[KernelCase]:

@@ -150,6 +150,9 @@ def _rule(out_features: int, in_features: int, *, element_bytes: int, arch: int)
         and in_features >= split_k * 2 * 2 * block_k
     ):
         split_k *= 2
+    steps = -(-in_features // block_k)
+    while (split_k - 1) * -(-steps // split_k) >= steps:  # the last part would be empty
+        split_k -= 1
     return GemmConfig(
         block_n=block_n,
         block_k=block_k,

@@ -23,22 +23,22 @@ EVERY_COUNT = tuple(range(1, NUM_ROWS + 1))
 SOME_COUNTS = (1, 2, 5, 15, 16, 17, 31, 32, 33, 48, 49, 63, 64)
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def generator(seed: int, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(seed)
 
 
 def adversarial(*shape: int, seed: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
     """Signed values over about nine orders of magnitude, with zeros, that fit float16."""
-    gen = generator(seed)
-    exponent = torch.rand(shape, generator=gen) * 9 - 7
-    values = torch.randn(shape, generator=gen) * 10.0**exponent
-    values[torch.rand(shape, generator=gen) < 0.02] = 0.0
-    return values.clamp(-3e2, 3e2).to(device=device, dtype=dtype)
+    gen = generator(seed, device)
+    values = torch.rand(shape, generator=gen, device=device).mul_(9).sub_(7)
+    values = torch.pow(10.0, values).mul_(torch.randn(shape, generator=gen, device=device))
+    values.masked_fill_(torch.rand(shape, generator=gen, device=device) < 0.02, 0.0)
+    return values.clamp_(-3e2, 3e2).to(dtype)
 
 
 def plain(*shape: int, seed: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
     """Normal values."""
-    return torch.randn(shape, generator=generator(seed)).to(device=device, dtype=dtype)
+    return torch.randn(shape, generator=generator(seed, device), device=device).to(dtype)
 
 
 def as_tuple(value: torch.Tensor | Rows) -> Rows:

@@ -21,7 +21,7 @@ PICK_BLOCK = 1024
 _NO_ID = tl.constexpr(2147483647)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def head_tile_kernel(
     x_ptr,
     w_ptr,
@@ -56,7 +56,7 @@ def head_tile_kernel(
     tl.store(id_ptr + out, ids, mask=rows < num_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def head_pick_kernel(
     best_ptr,
     id_ptr,

@@ -1,0 +1,47 @@
+"""Every Triton kernel compiles for sm_90 without a GPU, fits, and spills nothing where hot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed (Linux only)")
+
+from runtime.kernels import aot
+from runtime.kernels.cuda import activation, attention, head, kv_write, linear, norm, rope
+
+ARCH = 90
+assert os.environ.get("TRITON_INTERPRET") != "1", "an interpreted kernel cannot be compiled"
+
+
+def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = [aot.compile_case(case, ARCH) for case in aot.kernel_cases(ARCH)]
+    problems = [problem for one in compiled for problem in aot.failures(one, ARCH)]
+    assert not problems, "\n".join(problems)
+    products = [one for one in compiled if one.case.kernel is linear.linear_kernel]
+    for one in products:
+        is_tensor_core = "mma.sync" in one.ptx or "wgmma" in one.ptx
+        assert is_tensor_core == (one.case.dtype != "fp32"), one.case.name
+        # IEEE float32 products: no tf32 anywhere.
+        assert "tf32" not in one.ptx, one.case.name
+
+
+def test_the_list_holds_every_kernel() -> None:
+    modules = (activation, attention, head, kv_write, linear, norm, rope)
+    defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
+    listed = {case.kernel.__name__ for case in aot.kernel_cases(ARCH)}
+    assert listed == defined
+
+
+def test_a_tile_that_does_not_fit_is_reported() -> None:
+    case = aot.kernel_cases(ARCH)[0]
+    too_large = aot.CompiledCase(
+        case=case, shared_bytes=232_449, registers=64, spill_bytes=8, ptx=""
+    )
+    found = aot.failures(too_large, ARCH)
+    assert len(found) == 2
+    assert "232449 B shared, limit 232448" in found[0]
+    assert "8 B spilled" in found[1]

@@ -1,0 +1,29 @@
+"""Runs `interpreted.py` with TRITON_INTERPRET=1, which must be set before triton is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kernels_under_the_interpreter() -> None:
+    pytest.importorskip("triton", reason="triton is not installed (Linux only)")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    finished = subprocess.run(
+        [*command, "tests/kernels/interpreted.py"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+    assert "[100%]" in finished.stdout
