@@ -6,7 +6,7 @@ that one edit can correct them together. `convert` afterwards builds the value.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from msgspec import inspect
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 T = TypeVar("T")
+_INT64 = 1 << 63
 
 
 def convert(value: object, kind: type[T], *, name: str) -> T:
@@ -46,7 +47,8 @@ def check(value: object, kind: inspect.Type, *, where: str) -> list[Diagnostic]:
         if not isinstance(value, dict):
             return [_wrong(value, kind, where)]
         return _flatten(
-            check(item, kind.value_type, where=join_pointer(where, key))
+            check(key, kind.key_type, where=join_pointer(where, key))
+            + check(item, kind.value_type, where=join_pointer(where, key))
             for key, item in value.items()
         )
     if isinstance(kind, (inspect.VarTupleType, inspect.ListType)):
@@ -68,7 +70,7 @@ def _check_struct(value: object, kind: inspect.StructType, where: str) -> list[D
         if key in fields:
             findings += check(item, fields[key].type, where=join_pointer(where, key))
         else:
-            findings.append(_unknown(str(key), sorted(fields), where))
+            findings.append(_unknown(printable(key), sorted(fields), where))
     findings += [
         diagnose(
             "SD707",
@@ -115,14 +117,15 @@ def _is_scalar(value: object, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.BoolType):
         return isinstance(value, bool)
     if isinstance(kind, inspect.StrType):
-        return isinstance(value, str)
+        return isinstance(value, str) and printable(value) == value
     if isinstance(kind, inspect.LiteralType):
         return isinstance(value, str) and value in kind.values
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     if isinstance(kind, inspect.IntType):
-        return isinstance(value, int) and (kind.ge is None or value >= kind.ge)
-    return isinstance(kind, inspect.FloatType) and math.isfinite(value)
+        is_small = isinstance(value, int) and -_INT64 <= value < _INT64
+        return is_small and (kind.ge is None or value >= kind.ge)
+    return isinstance(kind, inspect.FloatType) and abs(value) <= sys.float_info.max
 
 
 def describe_type(kind: inspect.Type) -> str:
@@ -157,7 +160,7 @@ def describe_value(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, str):
-        return f'"{value if len(value) <= 60 else value[:57] + "..."}" (text)'
+        return f'"{printable(value if len(value) <= 60 else value[:57] + "...")}" (text)'
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value!r:.60} ({'integer' if isinstance(value, int) else 'number'})"
@@ -176,7 +179,12 @@ def _wrong(value: object, kind: inspect.Type, where: str) -> Diagnostic:
 
 def join_pointer(where: str, key: object) -> str:
     """Return the place of `key` below `where`, escaped as RFC 6901 asks."""
-    return f"{where}/{str(key).replace('~', '~0').replace('/', '~1')}"
+    return f"{where}/{printable(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def printable(value: object) -> str:
+    """Return text that UTF-8 can hold: half surrogate pairs, which JSON can spell, are escaped."""
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _flatten(groups: Iterable[list[Diagnostic]]) -> list[Diagnostic]:
