@@ -47,9 +47,21 @@ def github(diagnostic: Diagnostic) -> str:
         text.append(f"found: {d.found}")
     if d.help is not None:
         text.append(f"help: {d.help}")
-    title = _escape_property(f"{d.code} {d.slug}")
-    body = _escape("\n".join(text))
-    return f"::{_GITHUB[d.severity]} {_file_property(d.where)},title={title}::{body}"
+    title = f"{d.code} {d.slug}"
+    return github_line(_GITHUB[d.severity], d.where, "\n".join(text), title=title)
+
+
+def github_line(level: str, where: str, text: str, *, title: str | None = None) -> str:
+    """Return `::level file=...::text`, escaped.
+
+    Args:
+        level: `error`, `warning` or `notice`.
+        where: a diagnostic's place; its file, and line if it has one, are used.
+        text: may have several lines.
+        title: shown in bold above the text.
+    """
+    heading = "" if title is None else f",title={_escape_property(title)}"
+    return f"::{level} {_file_property(where)}{heading}::{_escape(text)}"
 
 
 def _file_property(where: str) -> str:

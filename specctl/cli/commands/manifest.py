@@ -37,7 +37,9 @@ def manifest(
     ] = None,
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", min=1, help="Draft tokens for each round."),
+        typer.Option(
+            "--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."
+        ),
     ] = None,
     token_map: Annotated[
         str | None,

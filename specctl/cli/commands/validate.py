@@ -60,7 +60,7 @@ def _progress(total: int) -> AbstractContextManager[Callable[[str], None]]:
 def _answer_github(report: ValidateReport) -> None:
     if report.mismatches is not None:
         for mismatch in report.mismatches:
-            output.answer(f"::error file={mismatch.source}::{mismatch.problem}")
+            output.answer(render.github_line("error", mismatch.source, mismatch.problem))
         return
     for result in report.results:
         for item in result.diagnostics:
