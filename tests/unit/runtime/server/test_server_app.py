@@ -308,7 +308,10 @@ def test_models_info_flush_and_unknown_routes() -> None:
             unknown = await s.http.post(case["path"], json=case["body"])
             assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "SD918")
             wrong_method = await s.http.get("/v1/completions")
-            assert (wrong_method.status_code, wrong_method.json()["error"]["code"]) == (405, "SD918")
+            assert (wrong_method.status_code, wrong_method.json()["error"]["code"]) == (
+                405,
+                "SD918",
+            )
 
     run(test)
 
@@ -327,7 +330,9 @@ def test_metrics_state_their_definitions() -> None:
         async with stand() as s:
             await s.complete()
             text = (await s.http.get("/metrics")).text
-            (help_line,) = [x for x in text.splitlines() if x.startswith("# HELP specctl_accept_length ")]
+            (help_line,) = [
+                x for x in text.splitlines() if x.startswith("# HELP specctl_accept_length ")
+            ]
             assert "1 + accepted drafts / verify rounds" in help_line
             values = await s.metrics()
             assert values["specctl_accept_length"] == 1 + 6 / 4

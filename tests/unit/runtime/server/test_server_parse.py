@@ -68,9 +68,9 @@ def test_every_refused_option_has_a_fixture_or_the_same_reason_as_one() -> None:
     for option in refused:
         path = ROUTED["completions" not in option.endpoints]
         found = problem(path, {option.name: "anything else"})
-        assert ("SD905", option.name) in {
-            (d.code, error_param(d)) for d in found.diagnostics
-        }, option.name
+        assert ("SD905", option.name) in {(d.code, error_param(d)) for d in found.diagnostics}, (
+            option.name
+        )
 
 
 def test_neutral_values_of_refused_options_pass() -> None:
@@ -194,7 +194,9 @@ def test_text_without_a_tokenizer_is_refused_and_ids_are_not() -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 

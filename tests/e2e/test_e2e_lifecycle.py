@@ -1,0 +1,88 @@
+"""Overload, SIGTERM during a stream, and the end of the grace time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.live import LiveServer, live_server
+
+pytestmark = pytest.mark.e2e
+
+
+def stream_events(server: LiveServer, max_tokens: int, started: threading.Event) -> list[Any]:
+    """Read a whole stream; the last item is `[DONE]` if it ended cleanly."""
+    body = {
+        "prompt": "a",
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    events: list[Any] = []
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        for line in response.iter_lines():
+            if line:
+                data = line.removeprefix("data: ")
+                events.append(data if data == "[DONE]" else json.loads(data))
+                started.set()
+    return events
+
+
+def stop_during_a_stream(server: LiveServer, max_tokens: int) -> list[Any]:
+    started = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(stream_events, server, max_tokens, started)
+        assert started.wait(30)
+        server.terminate()
+        return reading.result(60)
+
+
+def overload(server: LiveServer) -> None:
+    body = {"prompt": "a", "max_tokens": 10, "temperature": 0, "ignore_eos": True}
+
+    def post(_: int) -> httpx.Response:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            return client.post("/v1/completions", json=body)
+
+    with ThreadPoolExecutor(30) as pool:
+        responses = list(pool.map(post, range(30)))
+    statuses = Counter(response.status_code for response in responses)
+    assert set(statuses) == {200, 429}, statuses
+    assert statuses[200] >= 6
+    refused = [response for response in responses if response.status_code == 429]
+    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+    assert {response.json()["error"]["code"] for response in refused} == {"SD914"}
+    answers = {r.json()["choices"][0]["text"] for r in responses if r.status_code == 200}
+    assert len(answers) == 1
+    server.wait_until_idle()
+
+
+def test_overload_then_sigterm_lets_a_stream_finish(tiny_pair: Path, tmp_path: Path) -> None:
+    options = ("--max-num-requests", "2", "--max-num-waiting", "4", "--grace-s", "30")
+    with live_server(tiny_pair, tmp_path / "log", *options) as server:
+        overload(server)
+        events = stop_during_a_stream(server, max_tokens=100)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        assert sum(len(event["choices"][0]["text"]) for event in events[:-1]) > 0
+        assert server.exit_code() == 0
+
+
+def test_sigterm_ends_a_long_stream_after_the_grace_time(tiny_pair: Path, tmp_path: Path) -> None:
+    with live_server(tiny_pair, tmp_path / "log", "--grace-s", "0.5") as server:
+        events = stop_during_a_stream(server, max_tokens=2000)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["error"]["code"] == "SD915"
+        assert "choices" in events[0]
+        assert server.exit_code() == 0
