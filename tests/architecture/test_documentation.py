@@ -95,6 +95,8 @@ def codes_in_fixtures() -> set[str]:
         if path.is_file():
             for entry in (yaml.safe_load(path.read_text("utf-8")) or {}).values():
                 found.update(entry["codes"])
+    for path in (ROOT / "fixtures" / "requests").glob("*.json"):
+        found.update(re.findall(r"SD9\d\d", path.read_text("utf-8")))
     return found
 
 
