@@ -13,6 +13,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -47,27 +48,37 @@ def commands(draft: str) -> dict[str, list[str]]:
     }
 
 
-def wall_s(arguments: list[str], environment: dict[str, str]) -> float:
-    start = time.perf_counter()
+def cpu_s() -> float:
+    """Return processor time of all finished child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_once(arguments: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Return wall and processor seconds of one process."""
+    used, start = cpu_s(), time.perf_counter()
     done = subprocess.run(
         arguments, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=60
     )
     elapsed = time.perf_counter() - start
     if done.returncode:
         raise RuntimeError(f"{arguments}: {done.stderr.decode()}")
-    return elapsed
+    return elapsed, cpu_s() - used
 
 
-def measure(draft: str, runs: int) -> dict[str, list[float]]:
-    """Return label -> wall times in seconds, one round over all commands after another."""
+Times = dict[str, list[tuple[float, float]]]
+
+
+def measure(draft: str, runs: int) -> Times:
+    """Return label -> (wall, processor) seconds, one round over all commands after another."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     table = commands(draft)
     for arguments in table.values():
-        wall_s(arguments, environment)
-    times: dict[str, list[float]] = {label: [] for label in table}
+        run_once(arguments, environment)
+    times: Times = {label: [] for label in table}
     for _ in range(runs):
         for label, arguments in table.items():
-            times[label].append(wall_s(arguments, environment))
+            times[label].append(run_once(arguments, environment))
     return times
 
 
@@ -85,16 +96,17 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def page(times: dict[str, list[float]], runs: int, load: tuple[float, float]) -> str:
+def row(label: str, values: list[tuple[float, float]]) -> str:
+    walls, cpus = [wall * 1e3 for wall, _ in values], [cpu * 1e3 for _, cpu in values]
+    cells = (statistics.median(walls), min(walls), max(walls), statistics.median(cpus))
+    return f"| `{label}` | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |"
+
+
+def page(times: Times, runs: int, load: tuple[float, float]) -> str:
     """Return the Markdown page; milliseconds."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    rows = [
-        f"| `{label}` | {statistics.median(values) * 1e3:.0f} | {min(values) * 1e3:.0f} "
-        f"| {max(values) * 1e3:.0f} |"
-        for label, values in times.items()
-    ]
     limited = [label for label in times if label.startswith("specctl")]
-    over = [label for label in limited if statistics.median(times[label]) >= LIMIT_S]
+    over = [name for name in limited if statistics.median(w for w, _ in times[name]) >= LIMIT_S]
     environment = (
         f"Environment: {processor()}, {usable_cpus()} usable CPUs, Python "
         f"{platform.python_version()}, {packages}; load average {load[0]:.1f} before and "
@@ -105,15 +117,15 @@ def page(times: dict[str, list[float]], runs: int, load: tuple[float, float]) ->
         [
             f"# Start of the command line, {processor()}, {MONTH}",
             "",
-            "Wall time of whole processes in milliseconds, warm bytecode.",
+            "Whole processes, milliseconds of wall time and (last) of user and system time.",
             "",
             "```sh",
             f"python docs/benchmarks/startup.py --runs {runs} --write",
             "```",
             "",
-            "| command | median | min | max |",
-            "|---|---:|---:|---:|",
-            *rows,
+            "| command | median | min | max | median CPU |",
+            "|---|---:|---:|---:|---:|",
+            *(row(label, values) for label, values in times.items()),
             "",
             f"Goal: median below {LIMIT_S * 1e3:.0f} ms for every specctl command: {verdict}.",
             "",
