@@ -10,6 +10,8 @@ Legend: M rows, K input features, N output features.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from runtime.kernels.rows import ROW_TILE, pad_rows
@@ -59,15 +61,24 @@ def linear_twin(
     if num_rows == 0:
         return x_MK.new_empty((0, weight_NK.shape[0]), dtype=out_dtype)
     rows = pad_rows(x_MK)
-    # The library's bfloat16 product sums in float32 and rounds once; with a bias or a float32
-    # result that rounding would come too early, and float16 may be summed in float16.
+    # oneDNN's bfloat16 product sums in float32 and rounds once; with a bias or a float32 result
+    # that rounding would come too early, and float16 may be summed in float16.
     is_native = x_MK.dtype == torch.float32 or (
-        x_MK.dtype == torch.bfloat16 and out_dtype == torch.bfloat16 and bias_N is None
+        x_MK.dtype == torch.bfloat16
+        and out_dtype == torch.bfloat16
+        and bias_N is None
+        and _sums_bfloat16_in_float32()
     )
     out = _tiled_product(rows, weight_NK) if is_native else _upcast_product(rows, weight_NK)
     if bias_N is not None:
         out += bias_N.float()
     return out[:num_rows].to(out_dtype)
+
+
+@functools.cache
+def _sums_bfloat16_in_float32() -> bool:
+    """Whether oneDNN serves bfloat16 products here; torch's own loops may round along the way."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _tiled_product(rows: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:

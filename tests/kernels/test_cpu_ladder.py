@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,7 @@ from tests.kernels.ladder import (
     same_bits,
     tail_rows,
 )
+from tests.kernels.references import assert_linear_close
 
 DTYPES = [torch.float32, torch.bfloat16]
 # (K, N): SmolLM2 fused qkv, o, separate kv, gate and up, down, draft fc and qkv; tiny odd shapes
@@ -67,6 +69,19 @@ def test_linear_rows_with_bias_and_float32_result(dtype: torch.dtype) -> None:
     for out_dtype in (dtype, torch.float32):
         op = functools.partial(kernels.linear, weight_NK=weight, bias_N=bias, out_dtype=out_dtype)
         assert_rows_independent(op, (x,), SOME_COUNTS, seed=3)
+
+
+def test_linear_rows_on_a_machine_without_bfloat16_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The package exports the function `linear`, which hides the module of that name.
+    module = importlib.import_module("runtime.kernels.linear")
+    monkeypatch.setattr(module, "_sums_bfloat16_in_float32", lambda: False)
+    x = adversarial(NUM_ROWS, 576, seed=1, dtype=torch.bfloat16)
+    weight = adversarial(192, 576, seed=2, dtype=torch.bfloat16)
+    op = functools.partial(kernels.linear, weight_NK=weight)
+    assert_rows_independent(op, (x,), SOME_COUNTS, seed=3)
+    assert_linear_close(op(x), x, weight)
 
 
 def test_linear_does_not_read_alignment_or_strides() -> None:
