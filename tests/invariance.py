@@ -97,6 +97,25 @@ def layer_mismatches(
     ]
 
 
+def row_dependent_linear(
+    x_MK: torch.Tensor,
+    weight_NK: torch.Tensor,
+    bias_N: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply with a K split that follows the row count: the negative control.
+
+    One row is summed whole, several rows in two halves, as engines do that split by occupancy. The
+    vendor library alone is no control: at SmolLM2's shapes it gave equal rows for M in 1..64.
+    """
+    splits = 1 if x_MK.shape[0] == 1 else 2
+    parts = zip(x_MK.chunk(splits, dim=1), weight_NK.chunk(splits, dim=1), strict=True)
+    out = sum((x.float() @ w.float().t() for x, w in parts), start=torch.zeros(()).to(x_MK.device))
+    out = out if bias_N is None else out + bias_N.float()
+    return out.to(x_MK.dtype if out_dtype is None else out_dtype)
+
+
 def random_ids(count: int, *, seed: int) -> list[int]:
     """Return token ids of the tiny tokenizer without specials."""
     generator = torch.Generator().manual_seed(seed)

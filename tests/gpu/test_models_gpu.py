@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch.nn import functional
 
 from runtime.models import TargetModel
 from tests.invariance import (
@@ -21,6 +20,7 @@ from tests.invariance import (
     layer_mismatches,
     prefill_mismatches,
     random_ids,
+    row_dependent_linear,
     verify_mismatches,
 )
 from tests.paged import Paged, Span
@@ -102,9 +102,9 @@ def test_layer_of_real_size_is_row_invariant(dtype: torch.dtype) -> None:
 
 
 def test_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the vendor library's matrix product the same comparison finds differing rows."""
+    """With a K split that follows M the same comparison finds differing rows."""
     for module in ("attention", "mlp"):
-        monkeypatch.setattr(f"runtime.models.layers.{module}.linear", functional.linear)
+        monkeypatch.setattr(f"runtime.models.layers.{module}.linear", row_dependent_linear)
     assert layer_mismatches(torch.bfloat16, CUDA, row_counts=range(1, MOST + 1)) != []
 
 
