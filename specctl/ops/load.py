@@ -16,6 +16,9 @@ from specctl.checkpoint import Checkpoint, open_checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
 
+_IN_TARGET = "target "
+_ALL_TENSORS = ("tensor names", "tensor headers")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
@@ -113,7 +116,7 @@ def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
         *checks.check_draft(completed),
         *checks.check_pair(completed, target.target),
     ]
-    diagnostics = located(findings, loaded.source)
+    diagnostics = located(findings, loaded.source, target=target.source)
     draft = replace(loaded, draft=completed, diagnostics=diagnostics)
     return Pair(draft=draft, target=target, diagnostics=diagnostics)
 
@@ -131,11 +134,28 @@ def _wrong_role(loaded: Loaded, role: str) -> Iterable[Diagnostic]:
     )
 
 
-def located(diagnostics: Iterable[Diagnostic], source: str) -> tuple[Diagnostic, ...]:
-    """Return the diagnostics with places that start at the source; options stay as they are."""
-    root = source.rstrip("/") or "/"
-    prefix = "" if root == "." else f"{root}/"
+def located(
+    diagnostics: Iterable[Diagnostic], source: str, *, target: str | None = None
+) -> tuple[Diagnostic, ...]:
+    """Return the diagnostics with places that start at a source instead of inside it.
+
+    Args:
+        diagnostics: of a reader or check; `target config.json#/...` is a place in the target,
+            `tensor names` the table of all tensors, `--option` stays as it is.
+        source: directory as the user wrote it.
+        target: directory of the target.
+    """
     return tuple(
-        d if d.where.startswith("--") else msgspec.structs.replace(d, where=prefix + d.where)
-        for d in diagnostics
+        msgspec.structs.replace(d, where=_located(d.where, source, target)) for d in diagnostics
     )
+
+
+def _located(where: str, source: str, target: str | None) -> str:
+    if where.startswith("--"):
+        return where
+    if where.startswith(_IN_TARGET) and target is not None:
+        source, where = target, where.removeprefix(_IN_TARGET)
+    root = source.rstrip("/") or "/"
+    if where in _ALL_TENSORS:
+        return f"{root}#/tensors"
+    return where if root == "." else f"{root}/{where}"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from specctl.cli import app
+from specctl.ops.validate import validate
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = Path(__file__).parent / "expected"
@@ -115,6 +117,18 @@ def test_github_lines_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> N
         file = ROOT / rest.partition(",title=SD")[0]
         is_missing_shard = file.suffix == ".safetensors" and "SD102" in line
         assert file.exists() or is_missing_shard, line
+
+
+def test_every_place_is_a_file_that_a_user_can_open() -> None:
+    report = validate(["fixtures"], expect="fixtures/expected.yaml")
+    places = {(d.code, d.where) for result in report.results for d in result.diagnostics}
+    absent = {
+        (code, where)
+        for code, where in places
+        if not Path(re.split(r"#|::|:(?=\d+$)", where)[0]).exists()
+    }
+    assert len(places) > 150
+    assert {code for code, _ in absent} == {"SD102"}, "a missing shard, and nothing else"
 
 
 def test_expected_list_as_in_the_ci_line(capsys: pytest.CaptureFixture[str]) -> None:
