@@ -21,6 +21,7 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from runtime.main import bench_json_schema  # noqa: E402
 from specctl.cli.app import build  # noqa: E402
 from specctl.cli.registry import COMMANDS, Command  # noqa: E402
 from specctl.contract import manifest as schema  # noqa: E402
@@ -64,6 +65,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "schemas/manifest.schema.json": lambda: as_json(manifest_json_schema()),
         "schemas/inspect.schema.json": lambda: as_json(json_schema(InspectReport)),
         "schemas/validate.schema.json": lambda: as_json(json_schema(ValidateReport)),
+        "schemas/bench.schema.json": lambda: as_json(bench_json_schema()),
     }
 
 
