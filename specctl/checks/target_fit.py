@@ -28,7 +28,8 @@ def _check_hidden(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[
         return
     if draft.target_hidden_size != target.hidden_size:
         fuse = draft.tensors.get("fc.weight")
-        note = () if fuse is None else (f"`{fuse.key}` reads {fuse.shape[-1]} columns",)
+        has_columns = fuse is not None and bool(fuse.shape)
+        note = (f"`{fuse.key}` reads {fuse.shape[-1]} columns",) if fuse and has_columns else ()
         yield diagnose(
             "SD305",
             where=fact_place(draft.origins, "draft.target_hidden_size"),
@@ -44,10 +45,11 @@ def _check_depth(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[D
     layers = target.num_layers
     if layers is None:
         return
+    fuse = draft.tensors.get("fc.weight")
     if draft.target_num_layers not in (None, layers):
         yield diagnose(
             "SD317",
-            where=tensor_place(draft.tensors["fc.weight"]),
+            where="tensor names" if fuse is None else tensor_place(fuse),
             message=f"the draft follows layer {draft.target_num_layers}; this target has {layers} "
             "layers",
             expected=layers,

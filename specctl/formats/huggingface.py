@@ -143,6 +143,7 @@ def _dense_stack(checkpoint: Checkpoint, root: Fields, family: Family, *, is_tie
         num_layers=num_layers,
         path="target.decoder",
     )
+    findings.read("target.decoder.num_layers", root.where("num_hidden_layers"))
     return _Stack(
         decoder=decoder,
         tensors=matched.tensors,
