@@ -21,6 +21,7 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docs._server import server_page  # noqa: E402
 from runtime.main import bench_json_schema  # noqa: E402
 from specctl.cli.app import build  # noqa: E402
 from specctl.cli.registry import COMMANDS, Command  # noqa: E402
@@ -62,6 +63,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "diagnostics.md": diagnostics_page,
         "manifest.md": manifest_page,
         "formats.md": formats_page,
+        "server.md": lambda: server_page(NOTICE, table),
         "schemas/manifest.schema.json": lambda: as_json(manifest_json_schema()),
         "schemas/inspect.schema.json": lambda: as_json(json_schema(InspectReport)),
         "schemas/validate.schema.json": lambda: as_json(json_schema(ValidateReport)),

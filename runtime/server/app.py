@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from runtime.server.front import Front
 from runtime.server.generation import GenerationResponse, error_response, json_response
 from runtime.server.metrics import CONTENT_TYPE, MetricsCollector, make_registry, metrics_text
-from runtime.server.options import Endpoint
+from runtime.server.options import ROUTES, Endpoint
 from runtime.server.parse import RequestOptions, decode_body, parse_chat, parse_completion
 from runtime.server.prepare import (
     Prepared,
@@ -36,17 +36,6 @@ from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 MAX_BODY_BYTES = 32 << 20
 ENGINE_STOP_TIMEOUT_S = 10.0
-
-ROUTES = (
-    "GET /health",
-    "GET /metrics",
-    "GET /info",
-    "GET /v1/models",
-    "GET /v1/models/{model}",
-    "POST /v1/completions",
-    "POST /v1/chat/completions",
-    "POST /flush_cache",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,17 @@ BOTH: tuple[Endpoint, ...] = ("completions", "chat")
 COMPLETIONS: tuple[Endpoint, ...] = ("completions",)
 CHAT: tuple[Endpoint, ...] = ("chat",)
 
+ROUTES = (
+    "GET /health",
+    "GET /metrics",
+    "GET /info",
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    "POST /v1/completions",
+    "POST /v1/chat/completions",
+    "POST /flush_cache",
+)
+
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024

@@ -53,7 +53,11 @@ def answer_ids(request: RequestInput) -> list[int]:
 
 
 class ScriptedEngine:
-    """Commits `tokens_per_step` tokens for each of the first `max_running` requests."""
+    """Commits `tokens_per_step` tokens for each of the first `max_running` requests.
+
+    A step waits for `gate`, and for it alone once a request has `hold_at` tokens: tests decide what
+    has happened before they act.
+    """
 
     def __init__(self, *, tokens_per_step: int = 3, max_running: int = 8) -> None:
         self.tokens_per_step = tokens_per_step
@@ -62,8 +66,14 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.finished: Counter[str] = Counter()
         self.num_flushes = 0
+        self.hold_at = 0
         self.gate = threading.Event()
         self.gate.set()
+
+    @property
+    def num_sent(self) -> int:
+        """Tokens of the request that is furthest."""
+        return max((sent for _, _, sent in list(self.requests.values())), default=0)
 
     @property
     def has_work(self) -> bool:
@@ -80,7 +90,8 @@ class ScriptedEngine:
         return self.requests.pop(request_id, None) is not None
 
     def step(self) -> tuple[RequestDelta, ...]:
-        self.gate.wait(10)
+        if self.num_sent >= self.hold_at:
+            self.gate.wait(20)
         running = list(self.requests.items())[: self.max_running]
         if any(BREAK_STEP_ID in request.prompt_ids_target for _, (request, _, _) in running):
             raise RuntimeError("scripted fault")

@@ -193,12 +193,12 @@ def test_an_error_after_the_first_chunk_is_an_event_and_the_stream_ends() -> Non
     async def test() -> None:
         async with stand(tokens_per_step=1) as s:
             s.engine.gate.clear()
-            asking = asyncio.create_task(s.complete(stream=True, max_tokens=400))
-            await until(lambda: s.engine.has_work)
-            s.engine.gate.set()
-            await until(lambda: s.engine.requests and next(iter(s.engine.requests.values()))[2] > 2)
+            s.engine.hold_at = 3
+            asking = asyncio.create_task(s.complete(stream=True, max_tokens=40))
+            await until(lambda: s.engine.num_sent == 3)
             s.front.close_admission()
             s.front.end_all(0.1)
+            s.engine.gate.set()
             events = events_of(await asking)
             assert events[-1]["error"]["code"] == "SD915"
             refused = await s.complete()
@@ -243,14 +243,13 @@ def test_a_client_that_goes_has_its_requests_aborted(is_stream: bool, when: str)
     async def test() -> None:
         async with stand(tokens_per_step=1) as s:
             s.engine.gate.clear()
-            body = {"prompt": [5], "n": 2, "max_tokens": 400, "stream": is_stream}
+            s.engine.hold_at = 3 if when == "later" else 0
+            body = {"prompt": [5], "n": 2, "max_tokens": 40, "stream": is_stream}
             gone = asyncio.Event()
             calling = asyncio.create_task(call_and_leave(s, body, gone))
             await until(lambda: len(s.engine.requests) == 2)
             other = asyncio.create_task(s.complete(max_tokens=12))
-            if when == "later":
-                s.engine.gate.set()
-                await until(lambda: any(sent > 2 for _, _, sent in s.engine.requests.values()))
+            await until(lambda: s.engine.num_sent == s.engine.hold_at)
             gone.set()
             await calling
             assert s.front.num_open <= 1

@@ -57,6 +57,13 @@ def test_bad_request_gives_its_code_status_and_field(case: dict[str, Any]) -> No
     assert error["type"] == "invalid_request_error"
 
 
+def test_the_fixtures_cover_every_code_that_a_body_can_cause() -> None:
+    cases = [json.loads(path.read_text()) for path in REQUESTS.glob("*.json")]
+    body_codes = {"SD901", "SD902", "SD903", "SD904", "SD905", "SD906", "SD907", "SD908"}
+    body_codes |= {"SD909", "SD910", "SD918", "SD919"}
+    assert {case["expect"]["code"] for case in cases} == body_codes
+
+
 def test_every_refused_option_has_a_fixture_or_the_same_reason_as_one() -> None:
     cases = [json.loads(path.read_text()) for path in REQUESTS.glob("*.json")]
     covered = {case["expect"]["param"] for case in cases if case["expect"]["code"] == "SD905"}

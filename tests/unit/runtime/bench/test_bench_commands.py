@@ -1,0 +1,150 @@
+"""`specctl generate` and `specctl bench` as typed, and what they do without the runtime extra."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from runtime import main
+from runtime.bench.report import Divergence, Identical, Speed
+from specctl.cli.app import run
+from specctl.cli.commands.generate import summary
+from specctl.contract.diagnostics import DiagnosticError
+
+PROMPTS = Path(__file__).parents[4] / "fixtures" / "prompts" / "mt_bench_first8.jsonl"
+
+
+def test_generate_streams_to_stdout_and_compares_on_stderr(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(tiny_pair), "hello", "--device", "cpu", "--max-tokens", "12"]
+    assert run([*arguments, "--compare"]) == 0
+    first = capsys.readouterr()
+    assert "accept length:" in first.err
+    assert "with speculation" in first.err
+    assert "identical: yes" in first.err
+    assert run([*arguments, "--no-speculation"]) == 0
+    second = capsys.readouterr()
+    assert second.out == first.out
+    assert "accept length" not in second.err
+    assert run([*arguments, "--raw"]) == 0
+    assert capsys.readouterr().out != first.out
+
+
+def test_generate_reads_stdin(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--device", "cpu", "--max-tokens", "4"]
+    assert run(["generate", str(tiny_pair), "hello", *options]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", StringIO("hello"))
+    assert run(["generate", str(tiny_pair), "-", *options]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_generate_refuses_what_contradicts_itself(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", str(tiny_pair), "a", "--no-speculation", "--compare"]) == 2
+    assert "--no-speculation" in capsys.readouterr().err
+    assert run(["generate", str(tiny_pair), "a" * 500, "--device", "cpu"]) == 1
+    assert "SD909" in capsys.readouterr().err
+
+
+def test_a_difference_is_reported() -> None:
+    one = Speed(tokens=10, seconds=2.0, tokens_per_s=5.0)
+    report = main.GenerateReport(
+        proposer="eagle3",
+        num_speculative_tokens=4,
+        finish_reason="stop",
+        rounds=5,
+        accept_length=1.8,
+        speed=one,
+        comparison=one,
+        first_divergence=3,
+    )
+    assert summary(report)[-1] == "identical: no (first difference at output token 3)"
+
+
+def test_bench_prints_a_table_or_json_and_writes_a_file(
+    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.json"
+    arguments = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "2"]
+    arguments += ["--max-tokens", "6", "--gamma", "3", "--device", "cpu", "--dtype", "float32"]
+    assert run([*arguments, "--concurrency", "2", "--output", str(out)]) == 0
+    text = capsys.readouterr()
+    assert "speculative (eagle3)" in text.out
+    assert "identical to target-only: 2/2" in text.out
+    assert str(out) in text.err
+    written = json.loads(out.read_text())
+    assert written["arms"][1]["num_speculative_tokens"] == 3
+    assert written["settings"]["concurrency"] == 2
+    assert run([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["identical"] == {"equal": 2, "total": 2, "first_divergence": None}
+
+
+def test_bench_schema_and_missing_arguments(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == main.bench_json_schema()
+    assert run(["bench", str(tiny_pair)]) == 2
+    assert "--prompts" in capsys.readouterr().err
+
+
+def test_bench_exits_1_when_the_arms_differ(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit status is what a nightly job looks at."""
+    first = Divergence(prompt=0, position=2, target_only_id=5, speculative_id=6)
+    different = Identical(equal=0, total=1, first_divergence=first)
+    monkeypatch.setattr("runtime.bench.run.compare_arms", lambda *_: different)
+    arguments = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "1"]
+    assert run([*arguments, "--max-tokens", "4", "--device", "cpu"]) == 1
+    assert "first difference: prompt 0, token 2, 5 against 6" in capsys.readouterr().out
+
+
+def test_a_reference_that_differs_shows_the_margin_and_exits_0(
+    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A near-tie against foreign arithmetic is for a person to judge."""
+    path = tmp_path / "reference.json"
+    path.write_text(json.dumps({"a": [[3, 3, 3, 3]], "b": [[4]]}))
+    arguments = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "1"]
+    arguments += ["--max-tokens", "4", "--device", "cpu", "--reference", str(path)]
+    assert run([*arguments, "--reference-set", "a"]) == 0
+    text = capsys.readouterr().out
+    assert "equal to reference.json: 0/1" in text
+    assert "two likeliest there are" in text
+    assert run(arguments) == 1
+    assert "SD921" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "fastapi"])
+def test_a_missing_package_is_a_code_with_the_command(
+    tiny_pair: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("runtime.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DiagnosticError) as caught:
+        main.serve(
+            tiny_pair, main.EngineOptions(), main.ServeOptions(), on_diagnostic=lambda _: None
+        )
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "SD834"
+    assert package in diagnostic.message
+    assert diagnostic.help == "pip install 'specctl[runtime]'"
+
+
+def test_doctor_facts_are_flat() -> None:
+    facts = main.doctor_facts()
+    assert facts["torch"]
+    assert facts["default device"]
+    assert all(isinstance(value, (str, int, float, bool)) for value in facts.values())
