@@ -75,7 +75,7 @@ class Recorder:
         self.aux_layer_ids = inner.aux_layer_ids
         self.num_lookahead_tokens = inner.num_lookahead_tokens
         self.proposals: list[tuple[tuple[str, int, tuple[int, ...]], ...]] = []
-        self.num_rows: list[int] = []
+        self.observations: list[Observation] = []
         self.released: list[int] = []
 
     def max_drafts(self, view: RequestView) -> int:
@@ -93,7 +93,7 @@ class Recorder:
         return proposal
 
     def observe(self, observation: Observation) -> None:
-        self.num_rows.append(observation.batch.num_rows)
+        self.observations.append(observation)
         self.inner.observe(observation)
 
     def release(self, slot: int) -> None:
@@ -197,11 +197,14 @@ def drive(
     while waiting or rig.engine.has_work:
         while waiting and (arrivals or {}).get(waiting[0], 0) <= step:
             rig.engine.add_request(requests[waiting.pop(0)])
+        num_rows = rig.engine.stats().num_rows
         for delta in rig.engine.step():
             assert not deltas[delta.request_id] or (
                 deltas[delta.request_id][-1].finish_reason is None
             ), "a delta followed the last one"
             deltas[delta.request_id].append(delta)
+        num_rows = rig.engine.stats().num_rows - num_rows
+        assert num_rows <= rig.config.max_num_batched_tokens, "the row budget was exceeded"
         rig.engine.check()
         step += 1
         assert step < 5000, "the engine makes no progress"

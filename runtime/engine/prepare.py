@@ -127,9 +127,12 @@ def observation_of(packed: PackedRound, aux_hidden_NA: torch.Tensor | None) -> O
         num_rows = span.num_final_rows
         rows.extend(range(span.first_row, span.first_row + num_rows))
         next_ids.extend(span.request.ids_target[span.start + 1 : span.start + 1 + num_rows])
-        is_newest = span.start + num_rows == len(span.request.ids_target) - 1
+        end_position = span.start + num_rows
+        is_newest = end_position == len(span.request.ids_target) - 1
+        # A prompt with one token left to prefill has the same lengths, but no round starts there.
+        is_newest &= end_position >= span.request.placed.num_prefill_tokens
         last_row.append(len(rows) - 1 if is_newest and num_rows else -1)
-        end = max(end, span.start + num_rows)
+        end = max(end, end_position)
     device = packed.batch.ids_target_N.device
     index = None
     if len(rows) < packed.batch.num_rows:

@@ -156,6 +156,18 @@ def test_idle_blocks_are_reused_before_cached_ones_and_tails_before_heads() -> N
     assert hit.blocks == cached[:1]
 
 
+def test_a_block_without_a_name_is_reused_before_a_named_one_freed_earlier() -> None:
+    manager = _manager(num_blocks=4)
+    nameless = manager.allocate([7], num_slots=1)
+    assert nameless is not None
+    idle = nameless.blocks[0]
+    _run(manager, [1, 2, 3, 4, 5])
+    manager.free(nameless)
+    fresh = manager.allocate([8], num_slots=1)
+    assert fresh is not None
+    assert fresh.blocks == [idle]
+
+
 def test_a_held_prefix_is_shared_and_counts_once() -> None:
     manager = _manager()
     ids = [1, 2, 3, 4, 5]

@@ -99,8 +99,6 @@ def test_any_traffic_gives_the_tokens_of_each_request_alone(
     answers = drive(rig, requests, arrivals={i: shape[4] for i, shape in enumerate(shapes)})
     assert {name: answer.ids_target for name, answer in answers.items()} == wanted
     stats = rig.engine.stats()
-    assert stats.num_rows <= budget * stats.num_steps
-    assert max(rig.proposer.num_rows) <= budget
     assert stats.num_free_kv_blocks == stats.num_kv_blocks
     assert stats.num_output_tokens == sum(map(len, wanted.values()))
     assert stats.num_prompt_tokens == sum(shape[1] for shape in shapes)

@@ -95,6 +95,8 @@ def test_chunked_prefill_leaves_the_same_draft(world: World, chunk: int) -> None
         num_steps += 1
         assert _assert_draft_kv_is_true(world, rig) == 1
     assert num_steps == -(-24 // chunk) - 1
+    last_rows = [observation.last_row for observation in rig.proposer.observations]
+    assert last_rows == [(-1,)] * num_steps + [((24 - 1) % chunk,)]
     assert _assert_draft_kv_is_true(world, rig) == 1
     rig.engine.step()
     assert rig.proposer.proposals[0] == whole.proposer.proposals[0]
