@@ -1,12 +1,14 @@
 """The paged KV pool: one pair of tensors per layer, addressed by block id.
 
-Layout per layer: k, v [num_blocks, num_kv_heads, kv_block_size, head_dim]. Target layers come first,
-the draft's layers after them; all share one block table per request. Memory is zeroed so that unread
-slots are finite (0 * NaN would poison masked attention).
+Layout per layer: k, v [num_blocks, num_kv_heads, kv_block_size, head_dim]. Target layers come
+first, the draft's layers after them; all share one block table per request. Memory is zeroed so
+that unread slots are finite (0 * NaN would poison masked attention).
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,17 +51,20 @@ class KVPool:
         self.num_blocks = num_blocks
         self.kv_block_size = kv_block_size
         self.layers: tuple[KVLayer, ...] = tuple(
-            KVLayer(
-                k=torch.zeros(
-                    (num_blocks, spec.num_kv_heads, kv_block_size, spec.head_dim),
-                    dtype=dtype,
-                    device=device,
-                ),
-                v=torch.zeros(
-                    (num_blocks, spec.num_kv_heads, kv_block_size, spec.head_dim),
-                    dtype=dtype,
-                    device=device,
-                ),
+            KVLayer(k=zeroed(shape, dtype, device), v=zeroed(shape, dtype, device))
+            for shape in (
+                (num_blocks, spec.num_kv_heads, kv_block_size, spec.head_dim) for spec in layers
             )
-            for spec in layers
         )
+
+
+def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on a CPU the pages are the system's, which come into being when first used.
+
+    `torch.zeros` would write every byte: seconds and gigabytes for a pool that a short run hardly
+    touches.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
