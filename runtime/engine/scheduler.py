@@ -115,7 +115,6 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Choose the work of the next step; admits and preempts."""
-        num_preemptions = self.num_preemptions
         decodes, budget = self._plan_decodes(self._config.max_num_batched_tokens)
         prefills = []
         admitted = []
@@ -123,11 +122,7 @@ class Scheduler:
             if budget and request.placed.num_tokens_to_prefill:
                 prefills.append(self._chunk(request, budget))
                 budget -= prefills[-1].num_rows
-        # Blocks that a preemption freed are for the requests it was made for.
-        while budget and self.num_preemptions == num_preemptions:
-            newcomer = self._admit()
-            if newcomer is None:
-                break
+        while budget and (newcomer := self._admit()) is not None:
             if newcomer.num_cached_tokens is None:
                 newcomer.num_cached_tokens = newcomer.placed.table.num_cached_tokens
                 admitted.append(newcomer)
