@@ -52,10 +52,10 @@ class Front:
         """Admit the requests of one body, all or none.
 
         Raises:
-            DiagnosticError: SD914 the queue is full, SD915 the server is stopping, SD916 the
-                engine's thread has ended.
+            DiagnosticError: SD904 there will never be room for so many, SD914 the queue is full,
+                SD915 the server is stopping, SD916 the engine's thread has ended.
         """
-        problem = self._stopping or self._queue_problem() or self._thread_problem()
+        problem = self._stopping or self._thread_problem() or self._room_problem(len(inputs))
         if problem is not None:
             self.outcomes["rejected"] += len(inputs)
             raise DiagnosticError(problem)
@@ -87,16 +87,24 @@ class Front:
             self.outcomes["disconnected"] += len(unfinished)
             self._loop.abort(unfinished)
 
-    def _queue_problem(self) -> Diagnostic | None:
-        num_waiting = self.num_open - self._max_num_requests
-        if self.num_open == 0 or num_waiting < self._max_queue:
+    def _room_problem(self, num_new: int) -> Diagnostic | None:
+        places = self._max_num_requests + self._max_queue
+        if self.num_open + num_new <= places:
             return None
+        if num_new > places:
+            return diagnose(
+                "SD904",
+                where="body#/n",
+                message=f"{num_new} choices (prompts times `n`) are more than the server holds",
+                expected=f"at most {places}",
+                found=num_new,
+            )
         return diagnose(
             "SD914",
             where="server",
             message="the queue is full",
-            expected=f"fewer than {self._max_queue} waiting requests",
-            found=max(num_waiting, 0),
+            expected=f"at most {self._max_queue} waiting requests",
+            found=max(self.num_open + num_new - self._max_num_requests, 0),
         )
 
     def _thread_problem(self) -> Diagnostic | None:

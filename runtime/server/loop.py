@@ -89,6 +89,7 @@ class EngineLoop:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         self._snapshot = engine.stats()
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -108,6 +109,8 @@ class EngineLoop:
     def submit(self, inputs: Sequence[RequestInput], sink: Sink) -> None:
         """Hand over requests; `sink` is called in the engine's thread with each delta."""
         self._commands.put(_Submit(inputs=tuple(inputs), sink=sink))
+        if self._has_ended.is_set():
+            self._refuse_queued()
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests before the next step; their sinks are not called again."""
@@ -129,9 +132,29 @@ class EngineLoop:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while self._obey():
-            if self._engine.has_work:
-                self._step()
+        try:
+            while self._obey():
+                if self._engine.has_work:
+                    self._step()
+        finally:  # however it ends, nobody is left waiting
+            self._has_ended.set()
+            sinks, self._sinks = self._sinks, {}
+            for request_id, sink in sinks.items():
+                sink(_ending(request_id, _ended(request_id)))
+            self._refuse_queued()
+
+    def _refuse_queued(self) -> None:
+        """End what was queued after the thread's last look."""
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(command, _Submit):
+                for request in command.inputs:
+                    command.sink(_refusal(request, _ended(request.request_id)))
+            elif isinstance(command, _Flush):
+                command.done.cancel()
 
     def _obey(self) -> bool:
         """Carry out what is queued, waiting for a command while idle; False ends the thread."""
@@ -193,10 +216,9 @@ class EngineLoop:
             sink(delta)
 
     def _end_all(self, error: Diagnostic) -> None:
-        sinks, self._sinks = self._sinks, {}
-        for request_id, sink in sinks.items():
+        for request_id in tuple(self._sinks):
+            self._sinks.pop(request_id)(_ending(request_id, error))
             self._engine.abort(request_id)
-            sink(_ending(request_id, error))
 
 
 def _refusal(request: RequestInput, error: Diagnostic) -> RequestDelta:
@@ -219,6 +241,10 @@ def _ending(request_id: str, error: Diagnostic, *, num_prompt_tokens: int = 0) -
         ),
         error=error,
     )
+
+
+def _ended(request_id: str) -> Diagnostic:
+    return diagnose("SD916", where=f"request={request_id}", message="the engine's thread has ended")
 
 
 def _fault(request_id: str, error: Exception) -> Diagnostic:

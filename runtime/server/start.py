@@ -37,6 +37,7 @@ def serve_manifest(
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
+    logger.info("loading %s", path)
     llm = LLM.from_manifest(path, overrides, needs_tokenizer=target.tokenizer_digest is not None)
     for diagnostic in llm.diagnostics:
         on_diagnostic(diagnostic)

@@ -137,6 +137,16 @@ def test_choices_are_distinct_repeatable_and_summed(server: LiveServer) -> None:
     assert len({choice.text for choice in greedy.choices}) == 1
 
 
+def test_a_choice_that_ends_early_does_not_cut_the_others(server: LiveServer) -> None:
+    options = {"n": 3, "temperature": 1, "seed": 11}
+    whole = [choice.text for choice in complete(server, **options).choices]
+    stop = next(letter for letter in whole[0][3:] if any(letter not in text for text in whole))
+    cut = complete(server, stop=stop, **options).choices
+    assert [choice.text for choice in cut] == [text.partition(stop)[0] for text in whole]
+    reasons = ["stop" if stop in text else "length" for text in whole]
+    assert [choice.finish_reason for choice in cut] == reasons
+
+
 def test_prompt_forms_agree(server: LiveServer) -> None:
     ids = [3 + 1 + ord(character) - 32 for character in PROMPT]
     answers = [

@@ -91,6 +91,8 @@ def bench(
     if manifest is None or prompts is None:
         missing = "MANIFEST" if manifest is None else "--prompts"
         raise typer.BadParameter("it is needed", param_hint=missing)
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no directory `{out.parent}`", param_hint="--output")
     settings = main.BenchSettings(
         prompts=prompts,
         prompt_set=prompt_set,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,25 +64,28 @@ def generate(
             "it leaves nothing for --compare, --proposer or --num-speculative-tokens to do",
             param_hint="--no-speculation",
         )
-    report = main.generate(
-        manifest,
-        main.EngineOptions(
-            device=device,
-            dtype=dtype,
-            proposer="none" if no_speculation else proposer,
-            num_speculative_tokens=num_speculative_tokens,
-        ),
-        main.GenerateOptions(
-            prompt=sys.stdin.read() if prompt == "-" else prompt,
-            is_chat=chat,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            has_comparison=compare,
-        ),
-        on_text=output.answer_part,
-        on_diagnostic=_show,
+    engine = main.EngineOptions(
+        device=device,
+        dtype=dtype,
+        proposer="none" if no_speculation else proposer,
+        num_speculative_tokens=num_speculative_tokens,
     )
+    options = main.GenerateOptions(
+        prompt=sys.stdin.read() if prompt == "-" else prompt,
+        is_chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        has_comparison=compare,
+    )
+    with ExitStack() as loading:
+        loading.enter_context(output.bar("loading"))
+
+        def show_text(text: str) -> None:
+            loading.close()  # the bar makes room for the answer
+            output.answer_part(text)
+
+        report = main.generate(manifest, engine, options, on_text=show_text, on_diagnostic=_show)
     output.answer("")
     output.talk("\n".join(summary(report)))
     if report.first_divergence is not None:

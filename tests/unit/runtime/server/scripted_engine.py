@@ -67,6 +67,7 @@ class ScriptedEngine:
         self.finished: Counter[str] = Counter()
         self.num_flushes = 0
         self.hold_at = 0
+        self.is_broken = False
         self.gate = threading.Event()
         self.gate.set()
 
@@ -86,6 +87,8 @@ class ScriptedEngine:
         return Admission(request_id=request.request_id, seed=request.params.seed)
 
     def abort(self, request_id: str) -> bool:
+        if self.is_broken:
+            raise RuntimeError("scripted death")
         self.aborted.append(request_id)
         return self.requests.pop(request_id, None) is not None
 

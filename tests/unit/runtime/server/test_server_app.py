@@ -13,6 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.engine.request import RequestDelta, RequestInput
 from runtime.server.app import Services, make_app
 from runtime.server.front import Front
 from runtime.server.loop import EngineLoop
@@ -230,6 +231,37 @@ def test_a_full_queue_answers_429_and_health_stays_responsive() -> None:
     run(test)
 
 
+def test_more_choices_than_places_are_refused_for_good() -> None:
+    async def test() -> None:
+        async with stand(max_queue=4, max_running=2) as s:
+            assert (await s.complete(n=6)).status_code == 200
+            refused = await s.complete(n=7)
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert (error["code"], error["param"]) == ("SD904", "n")
+
+    run(test)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_the_engine_thread_dies_nobody_waits_and_health_says_so() -> None:
+    async def test() -> None:
+        async with stand() as s:
+            s.engine.is_broken = True  # even dropping a request fails
+            first = await s.complete(prompt=[BREAK_STEP_ID])
+            assert (first.status_code, first.json()["error"]["code"]) == (500, "SD916")
+            await until(lambda: not s.loop.is_alive)
+            later = await s.complete()
+            assert (later.status_code, later.json()["error"]["code"]) == (500, "SD916")
+            s.loop.submit([RequestInput(request_id="a", prompt_ids_target=[5])], late.append)
+            assert [delta.finish_reason for delta in late] == ["error"]
+            health = await s.http.get("/health")
+            assert (health.status_code, health.json()) == (503, {"status": "engine stopped"})
+
+    late: list[RequestDelta] = []
+    run(test)
+
+
 async def until(condition: Callable[[], object]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
@@ -357,6 +389,4 @@ def test_scripted_answers_depend_on_the_seed() -> None:
 
 
 def test_answer_ids_has_the_length_asked_for() -> None:
-    from runtime.engine.request import RequestInput
-
     assert len(answer_ids(RequestInput(request_id="a", prompt_ids_target=[5], max_tokens=7))) == 7
