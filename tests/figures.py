@@ -16,7 +16,8 @@ class LogitFigures:
         self._losses = dict.fromkeys(("ours", "transformers_bf16", "transformers_float32"), 0.0)
         self._predicted = 0
         self._rows = 0
-        self._flips: list[dict[str, float]] = []
+        self._flips = {name: list[float]() for name in ("ours", "transformers_bf16")}
+        self._num_disagreements = 0
 
     def add(
         self, ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, tokens: torch.Tensor
@@ -30,10 +31,13 @@ class LogitFigures:
         for name, logits in zip(self._losses, (ours, theirs, exact), strict=True):
             loss = functional.cross_entropy(logits[:-1].double(), tokens[1:], reduction="sum")
             self._losses[name] += float(loss)
-        mine, other = ours.argmax(-1), theirs.argmax(-1)
-        for row in torch.nonzero(mine != other).flatten().tolist():
-            margin = float((exact[row, other[row]] - exact[row, mine[row]]).abs())
-            self._flips.append({"row": row, "float32_margin": margin})
+        best = exact.argmax(-1)
+        for name, logits in zip(self._flips, (ours, theirs), strict=True):
+            chosen = logits.argmax(-1)
+            rows = torch.nonzero(chosen != best).flatten()
+            margins = exact[rows, best[rows]] - exact[rows, chosen[rows]]
+            self._flips[name] += margins.tolist()
+        self._num_disagreements += int((ours.argmax(-1) != theirs.argmax(-1)).sum())
 
     def report(self) -> dict[str, Any]:
         """Return the figures as JSON-able values."""
@@ -47,9 +51,15 @@ class LogitFigures:
             "transformers_bf16_to_float32": self._errors["theirs"].report(),
             "ours_to_transformers_bf16": self._errors["between"].report(),
             "perplexity": perplexity,
-            "num_argmax_flips": len(self._flips),
-            "largest_flip_margin": max((f["float32_margin"] for f in self._flips), default=0.0),
-            "argmax_flips": self._flips,
+            "argmax_differs_between_them": self._num_disagreements,
+            "argmax_flips_to_float32": {
+                name: {
+                    "count": len(margins),
+                    "largest_margin": max(margins, default=0.0),
+                    "margins": sorted(round(margin, 3) for margin in margins),
+                }
+                for name, margins in self._flips.items()
+            },
         }
 
 
