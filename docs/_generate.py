@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from docs._server import server_page  # noqa: E402
+from docs._tree import index_page  # noqa: E402
 from runtime.main import bench_json_schema  # noqa: E402
 from specctl.cli.app import build  # noqa: E402
 from specctl.cli.registry import COMMANDS, Command  # noqa: E402
@@ -64,6 +65,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "manifest.md": manifest_page,
         "formats.md": formats_page,
         "server.md": lambda: server_page(NOTICE, table),
+        "../index.md": index_page,
         "schemas/manifest.schema.json": lambda: as_json(manifest_json_schema()),
         "schemas/inspect.schema.json": lambda: as_json(json_schema(InspectReport)),
         "schemas/validate.schema.json": lambda: as_json(json_schema(ValidateReport)),
