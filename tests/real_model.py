@@ -68,11 +68,22 @@ def first_eight() -> tuple[list[list[int]], list[list[int]]]:
     return ids["mt_bench"], texts["f32"]
 
 
-def all_eighty() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """Return all 80 prompts, their float32 answers, and vLLM's bf16 answers, or skip."""
+def shared_prompts() -> Path:
+    """Return the folder of the 80-prompt set, or skip."""
     folder = SHARED / "data" / "prompts"
     if not folder.is_dir():
         pytest.skip("no prompt set: set SPECCTL_SHARED to the folder that holds data/prompts")
+    return folder
+
+
+def figures_folder(default: Path) -> Path:
+    """Return where figures of a run are kept: $SPECCTL_FIGURES, else `default`."""
+    return Path(os.environ.get("SPECCTL_FIGURES", default))
+
+
+def all_eighty() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """Return all 80 prompts, their float32 answers, and vLLM's bf16 answers, or skip."""
+    folder = shared_prompts()
     ids = json.loads((folder / "smollm2_prompt_ids.json").read_text("utf-8"))
     texts = json.loads((folder / "smollm2_mt_bench_greedy128.json").read_text("utf-8"))
     return ids["mt_bench"], texts["f32"], texts["vllm_bf16"]
