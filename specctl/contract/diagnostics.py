@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from specctl.contract.codes import CODES
+from specctl.contract.text import printable
 
 Severity = Literal["error", "warning", "info"]
 
@@ -62,6 +63,8 @@ def diagnose(
 ) -> Diagnostic:
     """Build a diagnostic; severity and help default to the code's own.
 
+    Control characters in the texts, which come from names in files, are escaped.
+
     Raises:
         KeyError: `code` is not in the table (our bug, found by the test suite).
     """
@@ -69,10 +72,10 @@ def diagnose(
     return Diagnostic(
         code=code,
         severity=severity or entry.severity,
-        where=where,
-        message=message,
-        expected=None if expected is None else str(expected),
-        found=None if found is None else str(found),
+        where=printable(where),
+        message=printable(message),
+        expected=None if expected is None else printable(expected),
+        found=None if found is None else printable(found),
         help=help or entry.fix,
         notes=tuple(notes),
     )

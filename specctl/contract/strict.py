@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.text import printable
 
 T = TypeVar("T")
 _INT64 = 1 << 63
@@ -117,7 +118,7 @@ def _is_scalar(value: object, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.BoolType):
         return isinstance(value, bool)
     if isinstance(kind, inspect.StrType):
-        return isinstance(value, str) and printable(value) == value
+        return isinstance(value, str) and _is_encodable(value)
     if isinstance(kind, inspect.LiteralType):
         return isinstance(value, str) and value in kind.values
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -126,6 +127,11 @@ def _is_scalar(value: object, kind: inspect.Type) -> bool:
         is_small = isinstance(value, int) and -_INT64 <= value < _INT64
         return is_small and (kind.ge is None or value >= kind.ge)
     return isinstance(kind, inspect.FloatType) and abs(value) <= sys.float_info.max
+
+
+def _is_encodable(text: str) -> bool:
+    """Tell whether UTF-8 can hold the text; JSON can spell half a surrogate pair."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def describe_type(kind: inspect.Type) -> str:
@@ -180,11 +186,6 @@ def _wrong(value: object, kind: inspect.Type, where: str) -> Diagnostic:
 def join_pointer(where: str, key: object) -> str:
     """Return the place of `key` below `where`, escaped as RFC 6901 asks."""
     return f"{where}/{printable(key).replace('~', '~0').replace('/', '~1')}"
-
-
-def printable(value: object) -> str:
-    """Return text that UTF-8 can hold: half surrogate pairs, which JSON can spell, are escaped."""
-    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _flatten(groups: Iterable[list[Diagnostic]]) -> list[Diagnostic]:

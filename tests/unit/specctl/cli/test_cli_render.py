@@ -63,14 +63,14 @@ def test_github_line_is_escaped() -> None:
             "SD102",
             where="a,b:c.json#/weight_map",
             message="100% `x`",
-            expected="1\n2",
+            expected="1%2",
             help="none",
             severity="info",
         )
     )
     assert line == (
         "::notice file=a%2Cb%3Ac.json,title=SD102 shard-missing::100%25 `x`"
-        "%0Aat a,b:c.json#/weight_map%0Aexpected: 1%0A2%0Ahelp: none"
+        "%0Aat a,b:c.json#/weight_map%0Aexpected: 1%252%0Ahelp: none"
     )
     assert "\n" not in line
 

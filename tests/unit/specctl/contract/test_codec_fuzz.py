@@ -66,6 +66,7 @@ def test_damaged_json(manifest_parts: Manifest, changes: list[tuple[float, int, 
         ('"dtype":"BF16"', '"dtype":"\\ud800"'),
         ('"factor":8.0', '"\\ud800":8.0'),
         ('"source":"target"', '"source":"target","\\ud800":1'),
+        ('"source":"target"', '"source":"target","two\\nlines":1'),
     ],
 )
 def test_values_that_no_file_can_hold(manifest_parts: Manifest, old: str, new: str) -> None:
@@ -74,6 +75,7 @@ def test_values_that_no_file_can_hold(manifest_parts: Manifest, old: str, new: s
     with pytest.raises(DiagnosticError) as caught:
         parse_manifest(text.replace(old, new, 1), name="m", is_json=True)
     assert {d.code for d in caught.value.diagnostics} <= {"SD705", "SD706"}
+    assert all(d.message.isprintable() for d in caught.value.diagnostics)
     msgspec.json.encode(caught.value.diagnostics)
 
 
