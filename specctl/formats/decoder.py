@@ -240,6 +240,9 @@ def _window(fields: Fields, family: Family, path: str) -> int | None:
     if family == "llama" and not fields.has("layer_types"):
         fields.findings.derived(window_path, fields.where("sliding_window"), "llama has no window")
         return None
+    if "sliding_window" in fields.data and not fields.has("sliding_window"):
+        fields.findings.read(window_path, fields.where("sliding_window"))
+        return None  # a written null means no window; only an absent key is the class default
     return fields.integer("sliding_window", window_path)
 
 

@@ -51,6 +51,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "intermediate_size": 14336,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
+            "sliding_window": 4096,
         },
         "qwen2": {
             **_COMMON,
@@ -59,6 +60,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "num_key_value_heads": 32,
             "max_position_embeddings": 32768,
             "use_sliding_window": False,
+            "sliding_window": 4096,
             "max_window_layers": 28,
         },
         "qwen3": {
@@ -68,6 +70,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "num_key_value_heads": 32,
             "max_position_embeddings": 32768,
             "use_sliding_window": False,
+            "sliding_window": 4096,
             "max_window_layers": 28,
         },
     }

@@ -35,6 +35,35 @@ def test_a_target_family(
     assert read.unmapped == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "config", "window", "types"),
+    [
+        ("hf-mistral-clean", {"sliding_window": DELETE}, 4096, {"sliding_attention"}),
+        ("hf-mistral-clean", {"sliding_window": None}, None, {"full_attention"}),
+        ("hf-qwen3-clean", {}, None, {"full_attention"}),
+        (
+            "hf-qwen3-clean",
+            {"use_sliding_window": True, "max_window_layers": 0},
+            4096,
+            {"sliding_attention"},
+        ),
+        (
+            "hf-qwen2-clean",
+            {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": None},
+            None,
+            {"full_attention"},
+        ),
+    ],
+)
+def test_an_absent_window_is_the_class_default_and_null_is_none(
+    name: str, config: dict[str, object], window: int | None, types: set[str]
+) -> None:
+    read = target(name, config=config)
+    assert read.decoder is not None
+    assert read.decoder.sliding_window == window
+    assert set(read.decoder.layer_types) == types
+
+
 @pytest.mark.parametrize("name", ["hf-llama-sharded", "hf-llama-bin"])
 def test_a_container_does_not_change_the_facts(name: str) -> None:
     read = target(name)
