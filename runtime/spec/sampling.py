@@ -32,6 +32,8 @@ from runtime.spec.types import RequestView, SamplingParams
 _MASKED = -math.inf
 # Fixed point of the top-p sum: 40 bits for a weight in [0, 1] leave 23 bits for the vocabulary.
 _FIXED_POINT = 2.0**40
+# Temperatures beyond these count as these: they and their reciprocals are normal in float32.
+_LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 2.0**-126, 2.0**126
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -83,8 +85,7 @@ def process_logits(
         fp32 [V]: for greedy the changed logits, else log weights (up to a constant) of the law
         that the token is drawn from, -inf where it cannot be drawn.
     """
-    # NaN is never chosen, as in the head's own argmax.
-    values_V = torch.nan_to_num(logits_V.to(torch.float32), nan=_MASKED, neginf=_MASKED)
+    values_V = logits_V.to(torch.float32, copy=True)
     if params.logit_bias:
         bias = dict(params.logit_bias)
         values_V[on_device(list(bias), device=values_V.device)] += on_device(
@@ -95,7 +96,7 @@ def process_logits(
     if counts.num_output < params.min_tokens and params.end_ids_target:
         values_V[on_device(params.end_ids_target, device=values_V.device)] = _MASKED
     if params.is_greedy:
-        return values_V
+        return _comparable(values_V)
     return filter_ids(scale(values_V, params.temperature), params)
 
 
@@ -115,9 +116,21 @@ def _penalise(values_V: torch.Tensor, params: SamplingParams, counts: TokenCount
     values_V[index] -= params.frequency_penalty * times
 
 
+def _comparable(values_V: torch.Tensor) -> torch.Tensor:
+    """Return values of which one is the highest: NaN is -inf and +inf the highest finite number.
+
+    NaN is never chosen, as in the head's own argmax. Options beyond float32's range make infinities
+    here, and NaN where two of them meet.
+    """
+    return torch.nan_to_num(values_V, nan=_MASKED, neginf=_MASKED)
+
+
 def scale(values_V: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return (values - max) / temperature: at most 0, so no temperature overflows upward."""
-    return (values_V - values_V.max()) / temperature
+    """Return (values - max) / temperature: 0 at the maximum, less elsewhere, never NaN."""
+    values_V = _comparable(values_V)
+    highest = values_V.max().clamp(min=torch.finfo(torch.float32).min)
+    temperature = min(max(temperature, _LEAST_TEMPERATURE), _LARGEST_TEMPERATURE)
+    return (values_V - highest) / temperature
 
 
 def filter_ids(scaled_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -129,12 +142,13 @@ def filter_ids(scaled_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
     Invariants: the most likely id is always kept.
     """
-    if params.top_k <= 0 and params.min_p <= 0.0 and params.top_p >= 1.0:
+    has_top_k = 0 < params.top_k < scaled_V.shape[0]
+    if not has_top_k and params.min_p <= 0.0 and params.top_p >= 1.0:
         return scaled_V
     ordered_V, order_V = torch.sort(scaled_V, descending=True, stable=True)
     rank_V = torch.arange(ordered_V.shape[0], device=ordered_V.device)
     keep_V = torch.ones_like(rank_V, dtype=torch.bool)
-    if params.top_k > 0:
+    if has_top_k:
         keep_V &= rank_V < params.top_k
     if params.min_p > 0.0:
         keep_V &= ordered_V >= ordered_V[0] + math.log(params.min_p)

@@ -54,6 +54,14 @@ def test_different_seeds_in_one_batch_equal_their_solo_runs(world: World) -> Non
         assert solo.ids_target == together[request.request_id].ids_target
 
 
+def test_a_temperature_next_to_zero_yields_the_greedy_tokens(world: World) -> None:
+    rig = make_rig(world, Overrides(proposer="eagle3", num_speculative_tokens=2))
+    greedy = replace(SEEDED, request_id="greedy", params=SamplingParams())
+    cold = replace(SEEDED, params=replace(SEEDED.params, temperature=1e-300))
+    answers = drive(rig, [greedy, cold])
+    assert answers["a"].ids_target == answers["greedy"].ids_target
+
+
 def test_a_missing_seed_is_drawn_and_reported(world: World) -> None:
     rig = make_rig(world, Overrides(proposer="none"))
     answers = set()

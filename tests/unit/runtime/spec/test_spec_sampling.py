@@ -92,6 +92,8 @@ def test_bias_does_not_lift_the_end_mask() -> None:
         ({"top_k": 2}, [1, 3]),
         ({"top_k": 3}, [1, 3, 4]),
         ({"top_k": 99}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2**63}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2**70}, [0, 1, 2, 3, 4]),
         ({"top_p": 1e-9}, [1]),
         ({"top_p": 0.0}, [1]),
         ({"min_p": 1.0}, [1, 3, 4]),
@@ -129,13 +131,38 @@ def test_log_weights_follow_the_reference_law() -> None:
         assert found.tolist() == pytest.approx(law(logits, params), abs=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e6])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-46, 1e-30, 1e-6, 1e6, 1e38, 1e300])
 def test_extreme_temperatures_stay_defined(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=3)
-    row = process_logits(torch.tensor([1.0, 4.0, 2.0]), params, EMPTY)
+    row = process_logits(torch.tensor([1.0, 4.0, 2.0, -INF]), params, EMPTY)
     assert not bool(row.isnan().any())
+    assert row[3] == -INF
     if temperature < 1.0:
         assert int(choose(row, params, 0)) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_bias": ((0, 1e300),)},
+        {"logit_bias": ((0, -1e300), (1, 1e300), (2, 1e300))},
+        {"logit_bias": ((1, 3e38),), "presence_penalty": -3e38},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+        {"presence_penalty": -1e300},
+        {"presence_penalty": -1e300, "frequency_penalty": 1e300},
+        {"frequency_penalty": 1e300, "min_tokens": 9, "end_ids_target": (2, 3)},
+    ],
+)
+def test_extreme_options_choose_an_id_of_the_vocabulary(
+    options: dict[str, float], temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=3, **options)  # type: ignore[arg-type]
+    counts = TokenCounts(num_output=2, prompt_ids_target=frozenset({0}), output_counts={1: 2})
+    row = process_logits(torch.tensor([1.0, 4.0, -2.0, -INF]), params, counts)
+    assert not bool(row.isnan().any())
+    assert int(choose(row, params, 0)) in (0, 1, 2)
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
@@ -147,6 +174,14 @@ def test_undefined_logits_are_never_chosen() -> None:
     for params in (SamplingParams(), SamplingParams(temperature=1.0, seed=5, top_k=2)):
         row = process_logits(torch.tensor([math.nan, 1.0, math.nan, 0.0]), params, EMPTY)
         assert int(choose(row, params, 4)) in (1, 3)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_a_row_without_a_defined_logit_yields_the_lowest_id(top_p: float) -> None:
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=5, top_p=top_p)
+        row = process_logits(torch.full((3,), math.nan), params, EMPTY)
+        assert int(choose(row, params, 4)) == 0
 
 
 def test_padding_of_the_vocabulary_is_never_drawn() -> None:
