@@ -13,6 +13,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.engine.request import Request
 from runtime.engine.scheduler import Plan
+from runtime.spec.host import on_device
 from runtime.spec.packing import Place, pack_block_tables, pack_places
 from runtime.spec.types import Observation, Proposal
 from runtime.spec.verify import VerifyRows
@@ -136,10 +137,10 @@ def observation_of(packed: PackedRound, aux_hidden_NA: torch.Tensor | None) -> O
     device = packed.batch.ids_target_N.device
     index = None
     if len(rows) < packed.batch.num_rows:
-        index = torch.tensor(rows, dtype=torch.int64, device=device)
+        index = on_device(rows, device=device)
     return Observation(
         batch=packed.batch if index is None else _select_rows(packed.batch, index, end),
-        next_ids_target_N=torch.tensor(next_ids, dtype=torch.int64, device=device),
+        next_ids_target_N=on_device(next_ids, device=device),
         aux_hidden_N=(
             aux_hidden_NA if aux_hidden_NA is None or index is None else aux_hidden_NA[index]
         ),
@@ -175,11 +176,11 @@ def _row_ids(spans: Sequence[RowSpan], proposal: Proposal) -> torch.Tensor:
             draft_rows.append(span.first_row + offset)
             draft_cells.append((index, offset - 1))
     device = proposal.ids_target_BG.device
-    ids_target_N = torch.tensor(known, dtype=torch.int64, device=device)
+    ids_target_N = on_device(known, device=device)
     if draft_rows:
-        rows = torch.tensor(draft_rows, dtype=torch.int64, device=device)
-        cells = torch.tensor(draft_cells, dtype=torch.int64, device=device)
-        ids_target_N[rows] = proposal.ids_target_BG[cells[:, 0], cells[:, 1]]
+        cells = on_device(draft_cells, device=device)
+        drafts_target = proposal.ids_target_BG[cells[:, 0], cells[:, 1]]
+        ids_target_N[on_device(draft_rows, device=device)] = drafts_target
     return ids_target_N
 
 

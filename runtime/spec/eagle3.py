@@ -112,22 +112,30 @@ class Eagle3Proposer:
             feedback_NH=self._feedback_SH[slots], head_input_NH=self._head_input_SH[slots]
         )
         block_tables_BT = pack_block_tables(views, device=self._device)
+        active_N = self._index(active)
         for j in range(depth):
             ids_target_N = self._choose(hidden.head_input_NH, [views[b] for b in active], j)
-            ids_target_BG[self._index(active), j] = ids_target_N
-            going_on = [n for n, b in enumerate(active) if num_drafts[b] > j + 1]
-            if not going_on:
+            ids_target_BG[active_N, j] = ids_target_N
+            staying = [n for n, b in enumerate(active) if num_drafts[b] > j + 1]
+            if not staying:
                 break
-            rows = self._index(going_on)
-            active = [active[n] for n in going_on]
+            state_NH = hidden.feedback_NH
+            if len(staying) < len(active):
+                rows = self._index(staying)
+                active = [active[n] for n in staying]
+                active_N, ids_target_N, state_NH = (
+                    active_N[rows],
+                    ids_target_N[rows],
+                    state_NH[rows],
+                )
             entries = pack_places(
                 [Place(b, len(views[b].ids_target) - 1 + j) for b in active],
                 views,
-                ids_target_N=ids_target_N[rows],
+                ids_target_N=ids_target_N,
                 block_tables_BT=block_tables_BT,
                 kv_block_size=self._kv_block_size,
             )
-            hidden = self._model.forward(entries, hidden.feedback_NH[rows], self._kv)
+            hidden = self._model.forward(entries, state_NH, self._kv)
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
 
     def release(self, slot: int) -> None:
@@ -138,32 +146,41 @@ class Eagle3Proposer:
         self, head_input_NH: torch.Tensor, views: Sequence[RequestView], draft_index: int
     ) -> torch.Tensor:
         """Return int64 target ids [N]: draft `draft_index` of each view."""
-        ids_target_N = self._model.propose_ids(head_input_NH)
         sampled = [n for n, view in enumerate(views) if not view.params.is_greedy]
         if not sampled:
-            return ids_target_N
-        rows = self._index(sampled)
-        logits_MR = self._model.logits(head_input_NH[rows])
+            return self._model.propose_ids(head_input_NH)
+        rows_M = self._index(sampled)
+        ids_target_M = self._draw(head_input_NH[rows_M], [views[n] for n in sampled], draft_index)
+        if len(sampled) == len(views):
+            return ids_target_M
+        ids_target_N = self._model.propose_ids(head_input_NH)
+        return ids_target_N.index_copy(0, rows_M, ids_target_M)
+
+    def _draw(
+        self, head_input_MH: torch.Tensor, views: Sequence[RequestView], draft_index: int
+    ) -> torch.Tensor:
+        """Return int64 target ids [M] of sampled views, with the target's noise."""
+        logits_MR = self._model.logits(head_input_MH)
         draft_to_target_R = self._model.draft_to_target_R
         keys = [
             NoiseKey(
-                seed=views[n].params.seed,
-                choice_index=views[n].params.choice_index,
-                position=len(views[n].ids_target) + draft_index,
+                seed=view.params.seed,
+                choice_index=view.params.choice_index,
+                position=len(view.ids_target) + draft_index,
             )
-            for n in sampled
+            for view in views
         ]
         noise_MR = gumbel_at(keys, draft_to_target_R)
         ids_draft_M = torch.stack(
             [
                 choose_with(
-                    filter_ids(scale(logits_MR[m], views[n].params.temperature), views[n].params),
+                    filter_ids(scale(logits_MR[m], view.params.temperature), view.params),
                     noise_MR[m],
                 )
-                for m, n in enumerate(sampled)
+                for m, view in enumerate(views)
             ]
         )
-        return ids_target_N.index_copy(0, rows, draft_to_target_R[ids_draft_M])
+        return draft_to_target_R[ids_draft_M]
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         """Return host integers as an int64 index on the device."""
