@@ -1,4 +1,4 @@
-"""Start-up check that matrix products keep a row's bits whatever rows are beside it."""
+"""Start-up check that products and attention keep a row's bits whatever rows are beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from runtime.kernels import row_invariance_probe
+from runtime.kernels import RowInvariance, attention_invariance_probe, row_invariance_probe
 from runtime.models import TargetModel
 from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 
@@ -14,32 +14,28 @@ from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 def row_invariance_problems(
     target: TargetModel, *, severity: Severity = "error"
 ) -> tuple[Diagnostic, ...]:
-    """Probe one weight of each distinct shape; SD831 for each that breaks the contract.
+    """Probe one weight and one attention of each distinct shape; SD831 for each that fails.
 
     The target alone decides tokens, so the draft is not probed.
     """
-    probed: set[tuple[torch.Size, torch.dtype | None]] = set()
-    problems = []
-    for weight, out_dtype in _products(target):
-        if (weight.shape, out_dtype) in probed:
-            continue
-        probed.add((weight.shape, out_dtype))
-        found = row_invariance_probe(weight, out_dtype=out_dtype)
-        if not found.is_invariant:
-            problems.append(
-                diagnose(
-                    "SD831",
-                    severity=severity,
-                    where=f"{target.device}: torch {torch.__version__}",
-                    message=(
-                        f"a {found.dtype} product of {found.out_features} x {found.in_features} "
-                        f"gives a row other bits beside other rows"
-                    ),
-                    expected="equal bits",
-                    found=f"differences up to {found.largest_difference:.3g}",
-                )
-            )
-    return tuple(problems)
+    return tuple(
+        diagnose(
+            "SD831",
+            severity=severity,
+            where=f"{target.device}: torch {torch.__version__}",
+            message=f"{found.product} gives a row other bits beside other rows",
+            expected="equal bits",
+            found=f"differences up to {found.largest_difference:.3g}",
+        )
+        for found in (*_probe_products(target), *_probe_attention(target))
+        if not found.is_invariant
+    )
+
+
+def _probe_products(target: TargetModel) -> Iterator[RowInvariance]:
+    products = {(weight.shape, out_dtype): weight for weight, out_dtype in _products(target)}
+    for (_, out_dtype), weight in products.items():
+        yield row_invariance_probe(weight, out_dtype=out_dtype)
 
 
 def _products(target: TargetModel) -> Iterator[tuple[torch.Tensor, torch.dtype | None]]:
@@ -50,3 +46,16 @@ def _products(target: TargetModel) -> Iterator[tuple[torch.Tensor, torch.dtype |
         yield layer.mlp.gate_up_weight, None
         yield layer.mlp.down_weight, None
     yield target.head_VD, torch.float32
+
+
+def _probe_attention(target: TargetModel) -> Iterator[RowInvariance]:
+    parts = (layer.attention for layer in target.layers)
+    shapes = dict.fromkeys((part.num_heads, part.num_kv_heads, part.head_dim) for part in parts)
+    for num_heads, num_kv_heads, head_dim in shapes:
+        yield attention_invariance_probe(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=target.dtype,
+            device=target.device,
+        )

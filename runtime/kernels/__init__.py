@@ -12,7 +12,6 @@ from runtime.kernels.kv_write import write_kv
 from runtime.kernels.linear import linear
 from runtime.kernels.norm import add_rms_norm, head_rms_norm, rms_norm
 from runtime.kernels.probe import (
-    AttentionInvariance,
     RowInvariance,
     attention_invariance_probe,
     row_invariance_probe,
@@ -20,7 +19,6 @@ from runtime.kernels.probe import (
 from runtime.kernels.rope import apply_rope
 
 __all__ = [
-    "AttentionInvariance",
     "RowInvariance",
     "add_rms_norm",
     "apply_rope",

@@ -28,42 +28,20 @@ _PROBE_LENGTH = SEGMENT + 44
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowInvariance:
-    """What a probe of one weight shape found.
+    """What a probe of one shape found.
 
     Args:
-        out_features: N of the weight.
-        in_features: K of the weight.
-        dtype: dtype of the weight, e.g. "float32".
-        is_invariant: whether every placement gave the same bits.
-        largest_difference: largest absolute difference seen, 0.0 when invariant.
+        product: what was probed, e.g. "float32 product of 960 x 576".
+        largest_difference: largest absolute difference between two placements of a row.
     """
 
-    out_features: int
-    in_features: int
-    dtype: str
-    is_invariant: bool
+    product: str
     largest_difference: float
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionInvariance:
-    """What a probe of one attention shape found.
-
-    Args:
-        num_heads: query heads.
-        num_kv_heads: key heads.
-        head_dim: head size.
-        dtype: dtype of queries and pool, e.g. "float32".
-        is_invariant: whether every placement gave the same bits.
-        largest_difference: largest absolute difference seen, 0.0 when invariant.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    is_invariant: bool
-    largest_difference: float
+    @property
+    def is_invariant(self) -> bool:
+        """Whether every placement gave the same bits."""
+        return self.largest_difference == 0.0
 
 
 def row_invariance_probe(
@@ -86,12 +64,9 @@ def row_invariance_probe(
         worst = max(
             worst, _placement_difference(lambda x: linear(x, weight_NK, out_dtype=out_dtype), x_MK)
         )
+    shape = f"{weight_NK.shape[0]} x {weight_NK.shape[1]}"
     return RowInvariance(
-        out_features=weight_NK.shape[0],
-        in_features=weight_NK.shape[1],
-        dtype=_dtype_name(weight_NK.dtype),
-        is_invariant=worst == 0.0,
-        largest_difference=worst,
+        product=f"{_dtype_name(weight_NK.dtype)} product of {shape}", largest_difference=worst
     )
 
 
@@ -102,7 +77,7 @@ def attention_invariance_probe(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> AttentionInvariance:
+) -> RowInvariance:
     """Measure whether this device's `paged_attention` honours the contract for a head layout.
 
     Args:
@@ -140,13 +115,9 @@ def attention_invariance_probe(
 
     positions = torch.arange(_PROBE_LENGTH - ROW_TILE, _PROBE_LENGTH, device=device)
     worst = _placement_difference(attend, positions.unsqueeze(1))
-    return AttentionInvariance(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=_dtype_name(dtype),
-        is_invariant=worst == 0.0,
-        largest_difference=worst,
+    heads = f"{num_heads} query and {num_kv_heads} key heads of {head_dim}"
+    return RowInvariance(
+        product=f"{_dtype_name(dtype)} attention of {heads}", largest_difference=worst
     )
 
 

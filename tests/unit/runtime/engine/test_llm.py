@@ -72,20 +72,15 @@ def test_a_machine_whose_rows_vary_is_refused(
 ) -> None:
     """With drafts it is an error; plain decoding only loses the promise, so it is a warning."""
 
-    def varying(weight_NK, *, out_dtype=None):  # type: ignore[no-untyped-def]
-        return RowInvariance(
-            out_features=weight_NK.shape[0],
-            in_features=weight_NK.shape[1],
-            dtype="float32",
-            is_invariant=False,
-            largest_difference=1e-7,
-        )
+    def varying(*args: object, **facts: object) -> RowInvariance:
+        return RowInvariance(product="float32 product", largest_difference=1e-7)
 
     monkeypatch.setattr("runtime.engine.probe.row_invariance_probe", varying)
+    monkeypatch.setattr("runtime.engine.probe.attention_invariance_probe", varying)
     with pytest.raises(DiagnosticError) as refused:
         LLM.from_manifest(manifest_path, SMALL)
     found = refused.value.diagnostics
     assert {item.code for item in found} == {"SD831"}
-    assert len(found) == 5, "one for each distinct product: qkv, o, gate and up, down, head"
+    assert len(found) == 6, "qkv, o, gate and up, down, head, and attention"
     plain = LLM.from_manifest(manifest_path, replace(SMALL, proposer="none"))
     assert {item.severity for item in plain.diagnostics} == {"warning"}

@@ -12,13 +12,14 @@ from runtime.kernels import attention_invariance_probe, probe, row_invariance_pr
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_this_machine_honours_the_contract(dtype: torch.dtype) -> None:
     found = row_invariance_probe(torch.randn(960, 576).to(dtype))
-    assert (found.out_features, found.in_features) == (960, 576)
-    assert found.dtype == str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
+    assert found.product == f"{name} product of 960 x 576"
     assert found.is_invariant
     assert found.largest_difference == 0.0
     heads = attention_invariance_probe(
         num_heads=9, num_kv_heads=3, head_dim=64, dtype=dtype, device=torch.device("cpu")
     )
+    assert heads.product == f"{name} attention of 9 query and 3 key heads of 64"
     assert heads.is_invariant
 
 
