@@ -149,12 +149,11 @@ def _usage(message: str, *, near: str | None, known: list[str], command: Command
 
 
 def _report(error: Exception) -> int:
-    from specctl.cli import render
     from specctl.contract.diagnostics import DiagnosticError
 
     if isinstance(error, DiagnosticError):
         for diagnostic in error.diagnostics:
-            output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))
+            output.talk_diagnostic(diagnostic)
         return EXIT_FINDINGS
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("specctl"):
         output.talk(f"error: the Python package `{error.name}` is not installed")

@@ -11,7 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from specctl.contract.diagnostics import Diagnostic
 
 
 class Format(str, Enum):
@@ -36,15 +40,47 @@ def answer_part(text: str) -> None:
 
 def answer_json(value: Any) -> None:
     """Write one JSON document to stdout; the keys keep their order."""
+    answer(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return a value as indented JSON, its keys in their order."""
     import msgspec
 
-    answer(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def talk(text: str) -> None:
     """Write a message about the work, not a part of the answer, to stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def talk_diagnostic(diagnostic: Diagnostic) -> None:
+    """Write a finding to stderr."""
+    from specctl.cli import render
+
+    talk(render.human(diagnostic, color=has_color(sys.stderr)))
+
+
+def talk_problem(diagnostic: Diagnostic) -> None:
+    """Write a finding to stderr unless it is an info."""
+    if diagnostic.severity != "info":
+        talk_diagnostic(diagnostic)
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Turn a refusal of the system to write `--output` into wrong usage that names the path."""
+    import typer
+
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise typer.BadParameter(
+            f"`{path}` cannot be written: {reason}", param_hint="--output"
+        ) from error
 
 
 def has_color(stream: TextIO) -> bool:

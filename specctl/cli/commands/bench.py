@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specctl.checkpoint import write_text_atomic
-from specctl.cli import output, render
-from specctl.contract.diagnostics import Diagnostic
+from specctl.cli import output
+from specctl.cli.engine_options import (
+    Device,
+    Dtype,
+    NumSpeculativeTokens,
+    Proposer,
+    Seed,
+    Temperature,
+)
 
 if TYPE_CHECKING:
     from runtime.main import BenchReport, Identical
@@ -37,10 +43,8 @@ def bench(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="New tokens for each prompt at most.")
     ] = 128,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Noise of a temperature above 0.")] = 0,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Requests that run at once.")
     ] = 1,
@@ -50,19 +54,10 @@ def bench(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Run every answer to --max-tokens.")
     ] = False,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
-    ] = None,
-    proposer: Annotated[
-        str | None, typer.Option("--proposer", help="eagle3, ngram or none.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")
-    ] = None,
+    num_speculative_tokens: NumSpeculativeTokens = None,
+    proposer: Proposer = None,
+    device: Device = None,
+    dtype: Dtype = None,
     reference: Annotated[
         Path | None,
         typer.Option("--reference", metavar="FILE", help="Reference answers: JSON of token ids."),
@@ -114,7 +109,7 @@ def bench(
     )
     with output.bar("loading") as on_progress:
         report = main.bench(
-            manifest, engine, settings, on_progress=on_progress, on_diagnostic=_show
+            manifest, engine, settings, on_progress=on_progress, on_diagnostic=output.talk_problem
         )
     _write(report, json=json, out=out)
     if report.identical is not None and report.identical.equal != report.identical.total:
@@ -122,16 +117,14 @@ def bench(
 
 
 def _write(report: BenchReport, *, json: bool, out: Path | None) -> None:
-    if out is not None:
-        import msgspec
-
-        text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
-        write_text_atomic(out, text + "\n")
-        output.talk(f"wrote {out}")
     if json:
         output.answer_json(report)
     else:
         output.answer(report_text(report))
+    if out is not None:
+        with output.writing(out):
+            write_text_atomic(out, output.json_text(report) + "\n")
+        output.talk(f"wrote {out}")
 
 
 def report_text(report: BenchReport) -> str:
@@ -204,8 +197,3 @@ def _reference_lines(report: BenchReport) -> list[str]:
             for item in reference.differences
         ),
     ]
-
-
-def _show(diagnostic: Diagnostic) -> None:
-    if diagnostic.severity != "info":
-        output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specctl.cli import output, render
+from specctl.cli import output
 from specctl.ops.build_token_map import OUTPUT, Progress
 from specctl.ops.build_token_map import build_token_map as build
 from specctl.ops.token_map_report import TokenMapReport
@@ -61,7 +63,8 @@ def build_token_map(
         raise typer.BadParameter(
             "a share of tokens, 0 or more and below 1", param_hint="--max-loss"
         )
-    with output.progress("corpus", 100) as step:
+    _refuse_unwritable(Path(output_directory).absolute())
+    with output.writing(output_directory), output.progress("corpus", 100) as step:
         report = build(
             corpus,
             tokenizer=tokenizer,
@@ -74,11 +77,20 @@ def build_token_map(
             progress=_percent(step),
         )
     for diagnostic in report.diagnostics:
-        output.talk(render.human(diagnostic))
+        output.talk_problem(diagnostic)
     if json:
         output.answer_json(report)
     else:
         output.answer(summary(report))
+
+
+def _refuse_unwritable(directory: Path) -> None:
+    """Refuse an output directory that cannot be made, before anything is counted."""
+    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    if not nearest.is_dir():
+        raise typer.BadParameter(f"`{nearest}` is not a directory", param_hint="--output")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"`{nearest}` is not writable", param_hint="--output")
 
 
 def _percent(step: Callable[[str], None]) -> Progress:

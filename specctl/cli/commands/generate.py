@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.cli import output, render
-from specctl.contract.diagnostics import Diagnostic
+from specctl.cli import output
+from specctl.cli.engine_options import (
+    Device,
+    Dtype,
+    NumSpeculativeTokens,
+    Proposer,
+    Seed,
+    Temperature,
+)
 
 if TYPE_CHECKING:
     from runtime.main import GenerateReport
@@ -31,17 +38,10 @@ def generate(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="New tokens at most.")
     ] = 256,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Noise of a temperature above 0.")] = 0,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
-    ] = None,
-    proposer: Annotated[
-        str | None, typer.Option("--proposer", help="eagle3, ngram or none.")
-    ] = None,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    num_speculative_tokens: NumSpeculativeTokens = None,
+    proposer: Proposer = None,
     no_speculation: Annotated[
         bool, typer.Option("--no-speculation", help="Use the target alone.")
     ] = False,
@@ -49,12 +49,8 @@ def generate(
         bool,
         typer.Option("--compare", help="Answer again without a draft; exit 1 if they differ."),
     ] = False,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Answer one prompt: the text goes to stdout as it comes, the figures to stderr."""
     from runtime import main
@@ -85,7 +81,9 @@ def generate(
             loading.close()  # the bar makes room for the answer
             output.answer_part(text)
 
-        report = main.generate(manifest, engine, options, on_text=show_text, on_diagnostic=_show)
+        report = main.generate(
+            manifest, engine, options, on_text=show_text, on_diagnostic=output.talk_problem
+        )
     output.answer("")
     output.talk("\n".join(summary(report)))
     if report.first_divergence is not None:
@@ -108,8 +106,3 @@ def summary(report: GenerateReport) -> list[str]:
     both = f"{speed.tokens_per_s:.1f} with speculation, {plain.tokens_per_s:.1f} without"
     answer = f"{'yes' if is_identical else 'no'}{place}"
     return [*lines, f"tokens/s:        {both}", f"identical: {answer}"]
-
-
-def _show(diagnostic: Diagnostic) -> None:
-    if diagnostic.severity != "info":
-        output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))

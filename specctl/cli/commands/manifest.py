@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from specctl.checkpoint import write_text_atomic
-from specctl.cli import output, render
+from specctl.cli import output
 from specctl.contract.codec import dump_manifest, manifest_json_schema
 from specctl.ops.emit_manifest import Given, build_manifest
 
@@ -83,18 +82,13 @@ def manifest(
     directory = Path.cwd() if out is None else out.parent
     emission = build_manifest(target, draft, given=given, manifest_dir=directory)
     for diagnostic in emission.diagnostics:
-        if diagnostic.severity != "info":
-            output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))
+        output.talk_problem(diagnostic)
     text = dump_manifest(emission.manifest, as_json=out is not None and out.suffix == ".json")
     if out is None:
         output.answer(text.rstrip("\n"))
         return
-    try:
+    with output.writing(out):
         write_text_atomic(out, text)
-    except OSError as error:
-        raise typer.BadParameter(
-            f"`{out}` cannot be written: {error.strerror}", param_hint="--output"
-        ) from error
     output.talk(f"wrote {out}")
 
 

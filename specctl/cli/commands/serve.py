@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specctl.cli import output, render
-from specctl.contract.diagnostics import Diagnostic
+from specctl.cli import output
+from specctl.cli.engine_options import (
+    Device,
+    Dtype,
+    NumSpeculativeTokens,
+    Proposer,
+)
 
 
 class LogLevel(str, Enum):
@@ -35,19 +39,10 @@ def serve(
         str | None,
         typer.Option("--served-model-name", help="Model id; default: the target's directory."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")
-    ] = None,
-    proposer: Annotated[
-        str | None, typer.Option("--proposer", help="eagle3, ngram or none.")
-    ] = None,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    proposer: Proposer = None,
+    num_speculative_tokens: NumSpeculativeTokens = None,
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Prompt and answer tokens at most.")
     ] = None,
@@ -108,10 +103,5 @@ def serve(
             grace_s=grace_s,
             log_level=None if log_level is None else log_level.value,
         ),
-        on_diagnostic=show,
+        on_diagnostic=output.talk_diagnostic,
     )
-
-
-def show(diagnostic: Diagnostic) -> None:
-    """Write a start-up finding to stderr."""
-    output.talk(render.human(diagnostic, color=output.has_color(sys.stderr)))
