@@ -6,17 +6,15 @@ Invariants: frozen and complete; holds no tensor data; reads touch only the rang
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
-from specctl.checkpoint.tensor_entry import TensorEntry
+from specctl.checkpoint.tensor_entry import INT_TYPECODES, TensorEntry, unpack_ints
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import WeightFile
 
@@ -25,19 +23,6 @@ Layout = Literal["single", "sharded"]
 
 MAX_ID_LIST_BYTES = 64 << 20  # eight million int64 ids; the largest vocabularies have 262,144
 _DIGEST_CHUNK_BYTES = 1 << 20
-_TYPECODES: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "BOOL": "B",
-        "U8": "B",
-        "I8": "b",
-        "U16": "H",
-        "I16": "h",
-        "U32": "I",
-        "I32": "i",
-        "U64": "Q",
-        "I64": "q",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,9 +117,8 @@ class Checkpoint:
 
     def _read_array(self, key: str) -> array[int]:
         entry = self.tensors[key]
-        typecode = _TYPECODES.get(entry.dtype)
-        if typecode is None or entry.nbytes > MAX_ID_LIST_BYTES:
-            is_typed = typecode is not None
+        is_typed = entry.dtype in INT_TYPECODES
+        if not is_typed or entry.nbytes > MAX_ID_LIST_BYTES:
             raise DiagnosticError(
                 diagnose(
                     "SD133",
@@ -144,15 +128,11 @@ class Checkpoint:
                     else f"dtype {entry.dtype} does not hold integers",
                     expected=f"at most {MAX_ID_LIST_BYTES} bytes"
                     if is_typed
-                    else "one of " + " ".join(_TYPECODES),
+                    else "one of " + " ".join(INT_TYPECODES),
                     found=f"{entry.nbytes} bytes" if is_typed else entry.dtype,
                 )
             )
-        values = array(typecode)
-        values.frombytes(self.read_bytes(key))
-        if sys.byteorder == "big":
-            values.byteswap()
-        return values
+        return unpack_ints(entry.dtype, self.read_bytes(key))
 
     def json_file(self, name: str) -> dict[str, Any] | None:
         """Return a JSON object file of the directory, None when there is no such file.

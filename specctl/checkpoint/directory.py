@@ -8,7 +8,6 @@ other `*.safetensors`, pickle index, `pytorch_model.bin`. What was passed over i
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from specctl.checkpoint.safetensors_header import read_header
 from specctl.checkpoint.source import resolve_source
 from specctl.checkpoint.tensor_entry import TensorEntry, printable
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 
 CONFIG = "config.json"
@@ -70,7 +70,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     digest: str | None = None
     if CONFIG in names:
         config, raw = read_object(root / CONFIG, file=CONFIG, findings=findings)
-        digest = None if raw is None else "sha256:" + hashlib.sha256(raw).hexdigest()
+        digest = None if raw is None else digest_bytes(raw)
     weights = _read_weights(root, names, findings)
     if weights.container == "none":
         if CONFIG not in names:

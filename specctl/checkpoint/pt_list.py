@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
 from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint.checkpoint import MAX_ID_LIST_BYTES
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.pickle_machine import PickleRefusedError
-from specctl.checkpoint.tensor_entry import place
+from specctl.checkpoint.tensor_entry import place, unpack_ints
 from specctl.checkpoint.torch_zip import PickledTensor, TorchArchive, with_archive
 from specctl.contract.diagnostics import DiagnosticError
 
-_TYPECODES = {"I64": "q", "I32": "i", "I16": "h", "U8": "B", "I8": "b"}
+_ID_DTYPES = ("I64", "I32", "I16", "U8", "I8")
 
 
 def read_pt_ints(path: Path | str) -> tuple[int, ...]:
@@ -36,7 +34,7 @@ def read_pt_ints(path: Path | str) -> tuple[int, ...]:
             return _tensor_ints(path, archive, value, file, findings)
         return _list_ints(value, file, findings)
 
-    values: tuple[int, ...] | None = with_archive(path, file, findings, use)
+    values = with_archive(path, file, findings, use)
     if values is None:
         raise DiagnosticError(findings.result())
     return values
@@ -68,9 +66,9 @@ def _list_ints(value: Any, file: str, findings: Findings) -> tuple[int, ...] | N
 def _tensor_ints(
     path: Path, archive: TorchArchive, tensor: PickledTensor, file: str, findings: Findings
 ) -> tuple[int, ...] | None:
-    typecode = _TYPECODES.get(tensor.dtype)
     begin, end = archive.byte_range(tensor)
-    if typecode is None or len(tensor.shape) != 1 or end - begin > MAX_ID_LIST_BYTES:
+    is_list = tensor.dtype in _ID_DTYPES and len(tensor.shape) == 1
+    if not is_list or end - begin > MAX_ID_LIST_BYTES:
         findings.add(
             "SD133",
             where=place(file, "tensor", tensor.shape, tensor.dtype),
@@ -79,13 +77,9 @@ def _tensor_ints(
             found=f"{len(tensor.shape)} dimensions, {tensor.dtype}, {end - begin} bytes",
         )
         return None
-    values = array(typecode)
     with path.open("rb") as stream:
         stream.seek(begin)
         data = stream.read(end - begin)
     if len(data) != end - begin:
         raise PickleRefusedError(f"the tensor's {end - begin} bytes are cut to {len(data)}")
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return tuple(values)
+    return tuple(unpack_ints(tensor.dtype, data))

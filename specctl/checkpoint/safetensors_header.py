@@ -9,7 +9,6 @@ data section; ranges are relative to the data section, without overlap, hole or 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import reprlib
 from collections.abc import Mapping
@@ -20,9 +19,10 @@ from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import parse_object
 from specctl.checkpoint.sniff import SNIFF_BYTES, report_foreign
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
+from specctl.contract.digests import MAX_HEADER_BYTES
+from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 
-MAX_HEADER_BYTES = 100_000_000
 _MAX_COUNT = 1 << 63
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
@@ -63,7 +63,7 @@ def read_header(
     record = WeightFile(
         file=file,
         size_bytes=size,
-        header_digest="sha256:" + hashlib.sha256(raw).hexdigest(),
+        header_digest=digest_bytes(raw),
     )
     table = parse_object(raw, file=file, findings=findings, code="SD101", what="header")
     if table is None:

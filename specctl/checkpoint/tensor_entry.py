@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -34,6 +36,28 @@ DTYPE_BITS: MappingProxyType[str, int] = MappingProxyType(
         "U64": 64,
     }
 )
+INT_TYPECODES: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "BOOL": "B",
+        "U8": "B",
+        "I8": "b",
+        "U16": "H",
+        "I16": "h",
+        "U32": "I",
+        "I32": "i",
+        "U64": "Q",
+        "I64": "q",
+    }
+)
+
+
+def unpack_ints(dtype: str, data: bytes) -> array[int]:
+    """Return the integers of little-endian `data`; `dtype` is a key of `INT_TYPECODES`."""
+    values = array(INT_TYPECODES[dtype])
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

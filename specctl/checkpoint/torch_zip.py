@@ -7,7 +7,6 @@ archive; storages, offsets and strides are checked against the member's size.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import stat
 import zipfile
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.pickle_machine import (
@@ -28,6 +27,7 @@ from specctl.checkpoint.pickle_machine import (
 )
 from specctl.checkpoint.sniff import SNIFF_BYTES, content_name, report_foreign
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
+from specctl.contract.digests import MAX_HEADER_BYTES, digest_tail
 from specctl.contract.manifest import WeightFile
 
 _STORAGES: MappingProxyType[str, str] = MappingProxyType(
@@ -45,6 +45,7 @@ _STORAGES: MappingProxyType[str, str] = MappingProxyType(
         "torch.ComplexFloatStorage": "C64",
     }
 )
+T = TypeVar("T")
 _ZIP_ERRORS = (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, KeyError)
 
 
@@ -207,16 +208,15 @@ class TorchArchive:
     def directory_digest(self) -> str:
         """Return `sha256:` of the zip's central directory (members' names, sizes, CRCs)."""
         with self._path.open("rb") as stream:
-            length = stream.seek(0, 2) - self._zip.start_dir
-            if length > MAX_PICKLE_BYTES:
-                raise PickleRefusedError(f"the zip directory has {length} bytes")
-            stream.seek(self._zip.start_dir)
-            return "sha256:" + hashlib.sha256(stream.read(length)).hexdigest()
+            digest = digest_tail(stream, self._zip.start_dir)
+        if digest is None:
+            raise PickleRefusedError(f"the zip directory has more than {MAX_HEADER_BYTES} bytes")
+        return digest
 
 
 def with_archive(
-    path: Path, file: str, findings: Findings, use: Callable[[TorchArchive], Any]
-) -> Any:
+    path: Path, file: str, findings: Findings, use: Callable[[TorchArchive], T]
+) -> T | None:
     """Open `path` as an archive and return `use(archive)`; report and return None on trouble."""
     try:
         status = path.stat()
@@ -288,7 +288,7 @@ def read_torch_tensors(
         entries = [_table_entry(archive, k, v, file, findings) for k, v in table.items()]
         return [e for e in entries if e is not None], record
 
-    result: tuple[list[TensorEntry], WeightFile] | None = with_archive(path, file, findings, use)
+    result = with_archive(path, file, findings, use)
     return ([], None) if result is None else result
 
 

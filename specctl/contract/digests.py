@@ -17,7 +17,7 @@ from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import Manifest, WeightFile
 
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000  # of a safetensors header, by its format; of a zip directory, by us
 
 
 def resolve_source(source: str, manifest_dir: Path) -> Path:
@@ -94,7 +94,7 @@ def header_digest(path: Path) -> str | None:
         if head.startswith(b"PK"):
             return _zip_directory_digest(stream)
         length = int.from_bytes(head, "little")
-        if length > _MAX_HEADER_BYTES:
+        if length > MAX_HEADER_BYTES:
             return None
         header = stream.read(length)
     if len(header) != length or not length:
@@ -110,8 +110,13 @@ def _zip_directory_digest(stream: BinaryIO) -> str | None:
             begin = archive.start_dir
     except (zipfile.BadZipFile, ValueError):
         return None
+    return digest_tail(stream, begin)
+
+
+def digest_tail(stream: BinaryIO, begin: int) -> str | None:
+    """Return the digest of a file from `begin` on, None when that is nothing or too much."""
     length = stream.seek(0, 2) - begin
-    if not 0 < length <= _MAX_HEADER_BYTES:
+    if not 0 < length <= MAX_HEADER_BYTES:
         return None
     stream.seek(begin)
     return digest_bytes(stream.read(length))

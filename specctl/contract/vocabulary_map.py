@@ -7,10 +7,11 @@ In code `draft_to_target` holds absolute target ids in draft-id order, not alway
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
+
+from specctl.contract.fingerprint import digest_bytes
 
 
 def offsets_to_absolute(d2t: Sequence[int]) -> tuple[int, ...]:
@@ -39,7 +40,12 @@ def target_mask(draft_to_target: Sequence[int], target_vocab_size: int) -> bytes
 
 def map_digest(draft_to_target: Sequence[int]) -> str:
     """Return `sha256:<hex>` over the absolute ids as little-endian int64, in draft-id order."""
-    ids = array("q", draft_to_target)
+    return digest_bytes(pack_int64(draft_to_target))
+
+
+def pack_int64(values: Sequence[int]) -> bytes:
+    """Return the values as little-endian int64, the form of `d2t` on disk and under the digest."""
+    packed = array("q", values)
     if sys.byteorder == "big":
-        ids.byteswap()
-    return "sha256:" + hashlib.sha256(ids.tobytes()).hexdigest()
+        packed.byteswap()
+    return packed.tobytes()

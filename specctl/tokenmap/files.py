@@ -10,8 +10,6 @@ EAGLE-3 and Speculators store them.
 from __future__ import annotations
 
 import json
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,10 +19,15 @@ from specctl.checkpoint import atomic_write, read_pt_ints
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import MAX_JSON_BYTES
 from specctl.checkpoint.safetensors_header import read_header
-from specctl.checkpoint.tensor_entry import TensorEntry, printable
+from specctl.checkpoint.tensor_entry import TensorEntry, printable, unpack_ints
 from specctl.checkpoint.writing import stream_safetensors
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.contract.vocabulary_map import absolute_to_offsets, offsets_to_absolute, target_mask
+from specctl.contract.vocabulary_map import (
+    absolute_to_offsets,
+    offsets_to_absolute,
+    pack_int64,
+    target_mask,
+)
 from specctl.tokenmap.pt_file import stream_pt_ints
 
 JSON_FILE = "token_map.json"
@@ -51,7 +54,7 @@ def write_token_map(
     Raises:
         OSError: the directory cannot be made or written.
     """
-    offsets = _little_endian(absolute_to_offsets(ids_target))
+    offsets = pack_int64(absolute_to_offsets(ids_target))
     mask = target_mask(ids_target, target_vocab_size)
     paths = tuple(
         directory / name for name in (JSON_FILE, PT_FILE, SAFETENSORS_FILE, PROVENANCE_FILE)
@@ -92,13 +95,6 @@ def _make_directories(directory: Path) -> tuple[Path, ...]:
 
 def _list_text(ids_target: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, ids_target)) + "]\n"
-
-
-def _little_endian(values: Sequence[int]) -> bytes:
-    packed = array("q", values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def read_token_map(path: Path | str, *, target_vocab_size: int | None = None) -> tuple[int, ...]:
@@ -207,19 +203,11 @@ def _read_safetensors(path: Path) -> tuple[int, ...]:
             expected="d2t[R I64]",
             found=", ".join(e.describe() for e in entries[:5]) or "no tensor",
         )
-    ids_target = offsets_to_absolute(_ints(path, offsets))
+    ids_target = offsets_to_absolute(unpack_ints("I64", _read_range(path, offsets)))
     mask = table.get("t2d")
     if mask is not None and mask.dtype == "BOOL":
         _check_mask(path, mask, ids_target)
     return ids_target
-
-
-def _ints(path: Path, entry: TensorEntry) -> array[int]:
-    values = array("q")
-    values.frombytes(_read_range(path, entry))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
 
 
 def _read_range(path: Path, entry: TensorEntry) -> bytes:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.fingerprint import digest_bytes
 from specctl.tokenmap.documents import Advance, Corpus, Document
 
 HELD_OUT_EVERY = 10
@@ -103,7 +104,7 @@ def _survey(corpus: Corpus, advance: Advance | None, *, is_by_paragraph: bool) -
     return Survey(
         num_documents=num_documents,
         num_text_bytes=num_bytes,
-        corpus_digest="sha256:" + hashlib.sha256(counted).hexdigest(),
+        corpus_digest=digest_bytes(counted),
         is_by_paragraph=is_by_paragraph,
         moved_in=lowest if is_split and num_held == 0 else None,
         moved_out=highest if is_split and num_held == num_documents else None,
