@@ -10,7 +10,7 @@ from pathlib import Path
 from specctl.checkpoint.checkpoint import Checkpoint, digest_file
 from specctl.checkpoint.directory import open_checkpoint
 from specctl.checkpoint.source import resolve_source
-from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, tensor_place
 from specctl.checkpoint.writing import atomic_write, write_safetensors, write_text_atomic
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "open_checkpoint",
     "read_pt_ints",
     "resolve_source",
+    "tensor_place",
     "write_safetensors",
     "write_text_atomic",
 ]

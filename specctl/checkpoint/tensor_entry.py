@@ -10,6 +10,8 @@ from array import array
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from specctl.contract.manifest import TensorRef
+
 DTYPE_BITS: MappingProxyType[str, int] = MappingProxyType(
     {
         "BOOL": 8,
@@ -88,6 +90,11 @@ class TensorEntry:
     def describe(self) -> str:
         """Return `file::key[shape dtype]`, the place form of diagnostics."""
         return place(self.file, self.key, self.shape, self.dtype)
+
+
+def tensor_place(ref: TensorRef) -> str:
+    """Return `file::key[shape dtype]` of a manifest's tensor."""
+    return place(ref.file, ref.key, ref.shape, ref.dtype)
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specctl.checks.places import fact_place, tensor_place
+from specctl.checkpoint import tensor_place
+from specctl.checks.places import fact_place
 from specctl.checks.vocabulary import missing_end_ids
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.draft import DraftCheckpoint, TargetCheckpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specctl.checks.places import tensor_place
+from specctl.checkpoint import tensor_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import (

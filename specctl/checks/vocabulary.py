@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from specctl.checks.places import fact_place, tensor_place
+from specctl.checkpoint import tensor_place
+from specctl.checks.places import fact_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.draft import DraftCheckpoint, MapEncoding, decide_map_encoding
 

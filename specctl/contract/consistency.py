@@ -6,13 +6,13 @@ written twice are equal; the fingerprint belongs to the facts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.fingerprint import fingerprint
-from specctl.contract.manifest import Decoder, Manifest, TensorRef, WeightFile
+from specctl.contract.manifest import Decoder, Manifest, TensorRef, WeightFile, find_origin
 
 _WITHOUT_ORIGIN = frozenset(
     {"schema_version", "specctl_version", "diagnostics", "fingerprint", "origins"}
@@ -63,7 +63,7 @@ def _leaves(value: object, path: str) -> Iterator[str]:
 def _check_origins(manifest: Manifest, name: str) -> Iterator[Diagnostic]:
     facts = fact_paths(manifest)
     for path in facts:
-        if not has_origin(manifest.origins, path):
+        if find_origin(manifest.origins, path) is None:
             yield diagnose(
                 "SD708",
                 where=f"{name}#/{path.replace('.', '/')}",
@@ -71,10 +71,7 @@ def _check_origins(manifest: Manifest, name: str) -> Iterator[Diagnostic]:
                 expected=f"`{path}` or a section that contains it, in `origins`",
                 found="neither",
             )
-    known = set(facts)
-    for path in facts:
-        parts = path.split(".")
-        known.update(".".join(parts[:depth]) for depth in range(1, len(parts)))
+    known = origin_paths(manifest)
     for path in manifest.origins:
         if path not in known:
             yield diagnose(
@@ -86,10 +83,13 @@ def _check_origins(manifest: Manifest, name: str) -> Iterator[Diagnostic]:
             )
 
 
-def has_origin(origins: Mapping[str, object], path: str) -> bool:
-    """Tell whether the path or one of its prefixes is in `origins`."""
-    parts = path.split(".")
-    return any(".".join(parts[:depth]) in origins for depth in range(len(parts), 0, -1))
+def origin_paths(manifest: Manifest) -> frozenset[str]:
+    """Return every path that an origin may have: those of facts and of what contains them."""
+    return frozenset(
+        ".".join(parts[:depth])
+        for parts in (path.split(".") for path in fact_paths(manifest))
+        for depth in range(1, len(parts) + 1)
+    )
 
 
 _Rule = tuple[str, str, object, object]
@@ -133,12 +133,8 @@ def _geometry_rules(m: Manifest) -> Iterator[_Rule]:
 
 def _vocabulary_rules(m: Manifest) -> Iterator[_Rule]:
     v = m.vocabulary
-    yield (
-        "vocabulary.target_vocab_size",
-        "target.vocab_size",
-        m.target.vocab_size,
-        (v.target_vocab_size),
-    )
+    rows = m.target.vocab_size
+    yield "vocabulary.target_vocab_size", "target.vocab_size", rows, v.target_vocab_size
     if v.map_kind == "identity":
         yield "vocabulary.draft_vocab_size", "identity map", v.target_vocab_size, v.draft_vocab_size
         yield "vocabulary.map_digest", "null for an identity map", "null", v.map_digest or "null"
@@ -148,8 +144,8 @@ def _vocabulary_rules(m: Manifest) -> Iterator[_Rule]:
     has_source = v.map_tensor is not None or v.token_map_file is not None
     yield "vocabulary", "a reduced map has `map_tensor` or `token_map_file`", *_yes(has_source)
     yield "vocabulary.map_digest", "set for a reduced map", *_yes(v.map_digest is not None)
-    has_both = (v.token_map_file is None) == (v.token_map_digest is None)
-    yield "vocabulary.token_map_digest", "set when `token_map_file` is", *_yes(has_both)
+    is_paired = (v.token_map_file is None) == (v.token_map_digest is None)
+    yield "vocabulary.token_map_digest", "set when `token_map_file` is", *_yes(is_paired)
 
 
 def _shape_rules(m: Manifest) -> Iterator[_Rule]:
@@ -167,12 +163,8 @@ def _shape_rules(m: Manifest) -> Iterator[_Rule]:
     yield from _decoder_rules("draft.decoder", m.draft.decoder)
     yield from _file_rules("draft.files", m.draft.files, tuple(m.draft.tensors.values()))
     hidden = m.target.decoder.hidden_size
-    yield (
-        "draft.target_hidden_size",
-        "target.decoder.hidden_size",
-        hidden,
-        (m.draft.target_hidden_size),
-    )
+    width = m.draft.target_hidden_size
+    yield "draft.target_hidden_size", "target.decoder.hidden_size", hidden, width
     is_mtp = m.draft.algorithm == "mtp"
     is_null = m.draft.aux_layer_ids is None
     yield "draft.aux_layer_ids", "null for MTP, else a list", *_yes(is_mtp == is_null)

@@ -8,13 +8,15 @@ Aux layer ids are 0-based and mean the *output of that layer*; -1 is the embeddi
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 SCHEMA_VERSION = 1
 
 OriginKind = Literal["read", "derived", "given"]
+T = TypeVar("T")
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -37,14 +39,24 @@ class Origin(_Facts, frozen=True, kw_only=True):
     rule: str | None = None
 
 
+def find_origin(origins: Mapping[str, T], path: str) -> T | None:
+    """Return the entry of a fact's dotted path or of its longest prefix that has one."""
+    parts = path.split(".")
+    for depth in range(len(parts), 0, -1):
+        origin = origins.get(".".join(parts[:depth]))
+        if origin is not None:
+            return origin
+    return None
+
+
 class WeightFile(_Facts, frozen=True, kw_only=True):
     """One weight file of a source.
 
     Args:
         file: name relative to the source directory.
         size_bytes: whole file.
-        header_digest: `sha256:` of a safetensors header (its JSON bytes); of the pickle's
-            directory record for `.bin`.
+        header_digest: `sha256:` of a safetensors header's JSON bytes; of a PyTorch zip archive's
+            central directory.
     """
 
     file: str

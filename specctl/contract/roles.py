@@ -22,7 +22,7 @@ class TensorRole(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         name: canonical role; `{i}` is a layer index or the index of a captured state.
         shape: as stored, [out, in] for linears, in the symbols of the module docstring.
-        when: the condition under which the format requires it; see the module's `WHEN_*`.
+        when: `always`, `optional`, or the word of `required_roles`' conditions that requires it.
     """
 
     name: str

@@ -16,8 +16,6 @@ from specctl.formats.names import Matched
 from specctl.formats.tokenizer import token_ids
 from specctl.formats.vocabulary import VocabularyFacts
 
-FLOAT_DTYPES = ("BF16", "F16", "F32")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormFlags:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specctl.checkpoint import tensor_place
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import generic_role
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import Family
-from specctl.formats.names import place
 from specctl.formats.rope import read_rope
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -170,7 +170,7 @@ def _head_dim(
     query = tensors.get("layers.0.q_proj.weight")
     if query is not None and query.shape and query.shape[0] > 0 and query.shape[0] % heads == 0:
         inferred = query.shape[0] // heads
-        fields.findings.derived(dim_path, place(query), "query rows / attention heads")
+        fields.findings.derived(dim_path, tensor_place(query), "query rows / attention heads")
         if inferred * heads != hidden:
             fields.findings.add(
                 "SD309",
@@ -253,7 +253,7 @@ def _report_denied(
     if stored:
         fields.findings.add(
             "SD506",
-            where=place(stored[0]),
+            where=tensor_place(stored[0]),
             message=f"`{stored[0].key}` is stored and `{flag}` is false",
             expected=f"`{flag}`: true",
             found="false",

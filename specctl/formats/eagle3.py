@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specctl.checkpoint import Checkpoint
+from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.manifest import DraftFormat
 from specctl.contract.roles import EAGLE3_ROLES
 from specctl.draft import DraftCheckpoint, chain_geometry
@@ -29,11 +29,19 @@ from specctl.formats.decoder import (
 )
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import Family
-from specctl.formats.names import Ignored, Matched, Name, NameTable, at_layer, layer_names, place
+from specctl.formats.names import (
+    ROTARY_BUFFER,
+    Ignored,
+    Matched,
+    Name,
+    NameTable,
+    at_layer,
+    layer_names,
+)
 from specctl.formats.vocabulary import read_vocabulary
 
 IGNORED_KEYS: tuple[Ignored, ...] = (
-    Ignored(pattern=r".*rotary_emb\.inv_freq", reason="rotary frequencies are computed"),
+    ROTARY_BUFFER,
     Ignored(
         pattern=r"verifier_(lm_head|norm)\.weight",
         reason="a copy of the target's weights, kept by training",
@@ -208,7 +216,7 @@ def _report_flags(matched: Matched, flags: NormFlags, root: Fields) -> None:
         if ref is not None and not holds:
             root.findings.add(
                 "SD506",
-                where=place(ref),
+                where=tensor_place(ref),
                 message=f"`{ref.key}` is stored and `{key}` is "
                 + ("false" if root.has(key) else "absent"),
                 expected=f"`{key}`: true",

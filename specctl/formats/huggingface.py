@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from specctl.checkpoint import Checkpoint, TensorEntry
+from specctl.checkpoint import Checkpoint, TensorEntry, tensor_place
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import TARGET_ROLES, generic_role
 from specctl.draft import TargetCheckpoint
@@ -32,7 +32,7 @@ from specctl.formats.model_types import (
     defaults_rule,
     flat_defaults,
 )
-from specctl.formats.names import Ignored, Matched, Name, NameTable, layer_names, place
+from specctl.formats.names import ROTARY_BUFFER, Matched, Name, NameTable, layer_names
 from specctl.formats.tokenizer import read_tokenizer
 
 NAMES = NameTable(
@@ -42,7 +42,7 @@ NAMES = NameTable(
         Name(role="head", keys=("lm_head.weight",)),
         *layer_names("model.layers.{i}."),
     ),
-    ignored=(Ignored(pattern=r".*rotary_emb\.inv_freq", reason="rotary frequencies are computed"),),
+    ignored=(ROTARY_BUFFER,),
 )
 _ANY_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
@@ -84,7 +84,7 @@ def read(checkpoint: Checkpoint) -> TargetCheckpoint:
     vocab_size = declared
     if embedding is not None and embedding.shape:
         vocab_size = embedding.shape[0]
-        findings.derived("target.vocab_size", place(embedding), "rows of the embedding")
+        findings.derived("target.vocab_size", tensor_place(embedding), "rows of the embedding")
     findings.read("target", CONFIG)
     findings.derived("target.dtype", "tensor headers", "dtype that most weight bytes have")
     findings.derived("target.is_head_tied", text.where("tie_word_embeddings"), "config flag")
@@ -211,7 +211,7 @@ def _without_tied_copy(matched: Matched, findings: Findings, *, is_tied: bool) -
         return matched
     findings.add(
         "SD507",
-        where=place(head),
+        where=tensor_place(head),
         message="not used: `tie_word_embeddings` is true, so the embedding is the head",
     )
     kept = {role: ref for role, ref in matched.tensors.items() if role != "head"}

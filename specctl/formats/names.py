@@ -39,6 +39,9 @@ class Ignored:
     reason: str
 
 
+ROTARY_BUFFER = Ignored(pattern=r".*rotary_emb\.inv_freq", reason="rotary frequencies are computed")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NameTable:
     """All names of one dialect."""
@@ -154,12 +157,6 @@ def as_ref(entry: TensorEntry) -> TensorRef:
     )
 
 
-def place(ref: TensorRef) -> str:
-    """Return `file::key[shape dtype]`, the place form of diagnostics."""
-    shape = ",".join(str(size) for size in ref.shape)
-    return f"{ref.file}::{ref.key}[{f'{shape} {ref.dtype}'.strip()}]"
-
-
 def _report_twice(twice: list[tuple[str, TensorEntry, str]], findings: Findings) -> None:
     if not twice:
         return
@@ -187,18 +184,11 @@ def _report_unmapped(unmapped: Iterable[TensorEntry], findings: Findings) -> Non
         )
 
 
-def layer_names(prefix: str, *other_prefixes: str) -> tuple[Name, ...]:
-    """Return the names of one layer's tensors under the given key prefixes.
-
-    Args:
-        prefix: written prefix, such as `layers.{i}.`.
-        other_prefixes: further accepted ones.
-    """
-    prefixes = (prefix, *other_prefixes)
-    rows: list[Name] = []
-    for role, key in _LAYER_KEYS:
-        rows.append(Name(role=f"layers.{{i}}.{role}", keys=tuple(p + key for p in prefixes)))
-    return tuple(rows)
+def layer_names(prefix: str) -> tuple[Name, ...]:
+    """Return the names of one layer's tensors under a key prefix, such as `layers.{i}.`."""
+    return tuple(
+        Name(role=f"layers.{{i}}.{role}", keys=(prefix + key,)) for role, key in _LAYER_KEYS
+    )
 
 
 _LAYER_KEYS: tuple[tuple[str, str], ...] = (

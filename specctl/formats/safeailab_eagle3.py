@@ -10,7 +10,13 @@ from __future__ import annotations
 from specctl.checkpoint import Checkpoint
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import TokenCount
-from specctl.formats.aux_layers import AuxFacts, decide_numbering, open_default, to_canonical
+from specctl.formats.aux_layers import (
+    NO_AUX,
+    AuxFacts,
+    decide_numbering,
+    open_default,
+    to_canonical,
+)
 from specctl.formats.eagle3 import SAFEAILAB_NAMES, Dialect, read_eagle3, read_norm_flags
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import flat_layers
@@ -71,7 +77,7 @@ def _aux(root: Fields) -> AuxFacts:
         )
     ids = holders[0].integers(AUX_KEY, "draft.aux_layer_ids")
     if ids is None:
-        return AuxFacts(num_states=None, declared=None, numbering=None, canonical=None)
+        return NO_AUX
     return _decide(ids, holders[0])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from specctl.checkpoint import Checkpoint
+from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.manifest import Decoder, Geometry, MarkovHead
 from specctl.contract.roles import DSPARK_ROLES
 from specctl.draft import DraftCheckpoint, block_geometry
@@ -33,7 +33,7 @@ from specctl.formats.decoder import (
 from specctl.formats.eagle3 import IGNORED_KEYS, VOCABULARY_NAMES, read_target_hidden
 from specctl.formats.fields import Fields, Findings, root_fields
 from specctl.formats.model_types import Family
-from specctl.formats.names import Matched, Name, NameTable, layer_names, place
+from specctl.formats.names import Matched, Name, NameTable, layer_names
 from specctl.formats.speculators import (
     GAMMA_PATH,
     layer_fields,
@@ -239,7 +239,7 @@ def _markov(root: Fields, matched: Matched) -> MarkovHead | None:
         if root.has("markov_rank") or first is None or len(first.shape) != 2:
             return None
         rank = first.shape[1]
-        root.findings.derived(path, place(first), "columns of markov_w1")
+        root.findings.derived(path, tensor_place(first), "columns of markov_w1")
     elif rank == 0 and first is not None:
         _report_unflagged(root, matched, "markov_w1", "markov_rank", "above 0")
     if rank < 1:
@@ -282,7 +282,7 @@ def _report_unflagged(root: Fields, matched: Matched, role: str, key: str, expec
     ref = matched.tensors[role]
     root.findings.add(
         "SD506",
-        where=place(ref),
+        where=tensor_place(ref),
         message=f"`{ref.key}` is stored and `{key}` is {root.data[key]}",
         expected=f"`{key}`: {expected}",
         found=root.data[key],

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from specctl.checkpoint import Checkpoint
+from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import TensorRef
 from specctl.draft import decide_map_encoding
 from specctl.formats.fields import Fields, Findings
-from specctl.formats.names import Matched, place
+from specctl.formats.names import Matched
 
 T = TypeVar("T")
 
@@ -52,11 +52,10 @@ def read_vocabulary(
     if d2t is not None and target_size is not None:
         encoding = decide_map_encoding(d2t, t2d, target_size)
         draft_to_target = encoding.draft_to_target
-        findings.derived(
-            "vocabulary.map_digest", place(matched.tensors["d2t"]), f"d2t: {encoding.evidence}"
-        )
-    kind_where = "draft_vocab_size against vocab_size"
-    findings.derived("vocabulary.map_kind", root.where("draft_vocab_size"), kind_where)
+        where, rule = tensor_place(matched.tensors["d2t"]), f"d2t: {encoding.evidence}"
+        findings.derived("vocabulary.map_digest", where, rule)
+    sizes = "draft_vocab_size against vocab_size"
+    findings.derived("vocabulary.map_kind", root.where("draft_vocab_size"), sizes)
     return VocabularyFacts(
         target_vocab_size=target_size,
         draft_vocab_size=draft_size,
@@ -95,9 +94,9 @@ def _draft_size(
         return root.integer("draft_vocab_size", path)
     head = matched.tensors.get("head")
     if head is not None and head.shape:
-        size, where = head.shape[0], place(head)
+        size, where = head.shape[0], tensor_place(head)
     elif d2t is not None:
-        size, where = len(d2t), place(matched.tensors["d2t"])
+        size, where = len(d2t), tensor_place(matched.tensors["d2t"])
     else:
         rule = "no head and no map: the target's head is used"
         root.findings.derived(path, root.where("draft_vocab_size"), rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
-from specctl.contract.manifest import Origin, TensorRef
+from specctl.contract.manifest import Origin, TensorRef, find_origin
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.ops.load import Loaded, fit, load
@@ -220,10 +220,8 @@ def part_of(role: str | None) -> str:
 
 def describe_origin(origins: Mapping[str, Origin], path: str) -> str | None:
     """Return the origin of a fact in words: `read config.json#/x`, `derived ...: rule`."""
-    parts = path.split(".")
-    for depth in range(len(parts), 0, -1):
-        origin = origins.get(".".join(parts[:depth]))
-        if origin is not None:
-            rule = f": {origin.rule}" if origin.rule else ""
-            return f"{origin.kind} {origin.where}{rule}"
-    return None
+    origin = find_origin(origins, path)
+    if origin is None:
+        return None
+    rule = f": {origin.rule}" if origin.rule else ""
+    return f"{origin.kind} {origin.where}{rule}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from specctl.contract.consistency import fact_paths
+from specctl.contract.consistency import origin_paths
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import (
     Geometry,
@@ -160,11 +160,6 @@ def tensor_parallel_sizes(
 
 def kept_origins(manifest: Manifest) -> Manifest:
     """Return the manifest without origins of facts that it does not carry (an open fact's, say)."""
-    facts = fact_paths(manifest)
-    known = {
-        ".".join(parts[:depth])
-        for parts in (path.split(".") for path in facts)
-        for depth in range(1, len(parts) + 1)
-    }
+    known = origin_paths(manifest)
     origins = {path: origin for path, origin in manifest.origins.items() if path in known}
     return msgspec.structs.replace(manifest, origins=origins)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from specctl.contract.codec import dump_manifest, parse_manifest, verify_digests
-from specctl.contract.consistency import fact_paths, has_origin
+from specctl.contract.consistency import fact_paths
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.manifest import find_origin
 from specctl.contract.vocabulary_map import map_digest
 from specctl.ops.emit_manifest import Given, build_manifest, emit_manifest
 from specctl.ops.inspect import inspect
@@ -53,7 +54,7 @@ def test_round_trip_digests_and_origins(
     )
     assert parse_manifest(dump_manifest(manifest), name="m.yaml") == manifest
     assert verify_digests(manifest, tmp_path) == ()
-    assert all(has_origin(manifest.origins, path) for path in fact_paths(manifest))
+    assert all(find_origin(manifest.origins, path) is not None for path in fact_paths(manifest))
     assert manifest.diagnostics == ()
 
 
