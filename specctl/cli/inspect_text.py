@@ -14,6 +14,7 @@ from specctl.ops.report import (
     Source,
     Tensors,
     VocabularyFacts,
+    count_severities,
     diagnostic_of,
 )
 
@@ -146,10 +147,7 @@ def _tensor_lines(tensors: Tensors) -> list[str]:
 
 
 def _count_line(report: InspectReport) -> list[str]:
-    counts = {"error": 0, "warning": 0, "info": 0}
-    for item in report.diagnostics:
-        counts[item.severity] += 1
-    return [_row("findings", counts_text(counts["error"], counts["warning"], counts["info"]))]
+    return [_row("findings", counts_text(*count_severities(report.diagnostics)))]
 
 
 def counts_text(num_errors: int, num_warnings: int, num_infos: int) -> str:

@@ -2,16 +2,14 @@
 
 One table serves the readers (what is missing), the checks (which shape) and the docs. Roles carry
 no dialect: the names in files are in `specctl.formats`.
-Shape symbols: H hidden size, Ht target hidden size, A captured states, Q query rows (heads times
-head dim), KV key/value rows, P head dim, X attention input (H, or 2H in EAGLE-3's first layer), I
-intermediate size, V target vocabulary, R draft vocabulary, M Markov rank, C confidence input (H or
-H + M). `dimension` evaluates sums and products of them.
+Shapes are sums and products of `SHAPE_SYMBOLS`; `dimension` evaluates them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,7 +19,7 @@ class TensorRole(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: canonical role; `{i}` is a layer index or the index of a captured state.
-        shape: as stored, [out, in] for linears, in the symbols of the module docstring.
+        shape: as stored, [out, in] for linears, in `SHAPE_SYMBOLS`.
         when: `always`, `optional`, or the word of `required_roles`' conditions that requires it.
     """
 
@@ -30,6 +28,22 @@ class TensorRole(msgspec.Struct, frozen=True, kw_only=True):
     when: str
 
 
+SHAPE_SYMBOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "H": "hidden size",
+        "Ht": "target hidden size",
+        "A": "captured states",
+        "Q": "query rows: heads times head dim",
+        "KV": "key/value rows",
+        "P": "head dim",
+        "X": "attention input: H, or 2H in EAGLE-3's first layer",
+        "I": "intermediate size",
+        "V": "target vocabulary",
+        "R": "draft vocabulary",
+        "M": "Markov rank",
+        "C": "confidence input: H, or H + M",
+    }
+)
 ALWAYS = "always"
 OPTIONAL = "optional"
 

@@ -18,7 +18,7 @@ from specctl.formats import (
     speculators_eagle3,
     speculators_mtp,
 )
-from specctl.formats.detect import detect
+from specctl.formats.detect import detect, mark_place
 from specctl.formats.given import complete_draft, with_given
 
 __all__ = ["complete_draft", "detect", "read_draft", "read_target", "with_given"]
@@ -43,7 +43,7 @@ def read_draft(checkpoint: Checkpoint) -> DraftCheckpoint:
         raise DiagnosticError(detection.diagnostics)
     reader = _DRAFT_READERS.get(detection.format)
     if reader is None:
-        raise DiagnosticError(_wrong_role("a draft", detection.evidence))
+        raise DiagnosticError(_wrong_role("a draft", detection.evidence, checkpoint))
     return reader(checkpoint)
 
 
@@ -57,15 +57,15 @@ def read_target(checkpoint: Checkpoint) -> TargetCheckpoint:
     if detection.format is None:
         raise DiagnosticError(detection.diagnostics)
     if detection.role != "target":
-        raise DiagnosticError(_wrong_role("a target", detection.evidence))
+        raise DiagnosticError(_wrong_role("a target", detection.evidence, checkpoint))
     return huggingface.read(checkpoint)
 
 
-def _wrong_role(wanted: str, evidence: tuple[str, ...]) -> Diagnostic:
+def _wrong_role(wanted: str, evidence: tuple[str, ...], checkpoint: Checkpoint) -> Diagnostic:
     other = "a target" if wanted == "a draft" else "a draft"
     return diagnose(
         "SD201",
-        where=evidence[0].removeprefix("tensor ").split(" = ")[0],
+        where=mark_place(evidence[0], checkpoint),
         message=f"this is {other}, and {wanted} is needed here",
         expected=wanted,
         found=f"{other}: {', '.join(evidence)}",

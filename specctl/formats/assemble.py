@@ -13,7 +13,7 @@ from specctl.draft import Algorithm, DraftCheckpoint
 from specctl.formats.aux_layers import AuxFacts
 from specctl.formats.fields import CONFIG, Fields
 from specctl.formats.names import Matched
-from specctl.formats.tokenizer import token_ids
+from specctl.formats.tokenizer import target_ids
 from specctl.formats.vocabulary import VocabularyFacts
 
 
@@ -108,8 +108,8 @@ def assemble(
         t2d=vocabulary.t2d,
         draft_to_target=vocabulary.draft_to_target,
         verifier=count.verifier,
-        bos_token_id=next(iter(token_ids(layers.data.get("bos_token_id"))), None),
-        eos_token_ids=tuple(sorted(set(token_ids(layers.data.get("eos_token_id"))))),
+        bos_token_id=next(iter(target_ids(layers.data.get("bos_token_id"))), None),
+        eos_token_ids=tuple(sorted(set(target_ids(layers.data.get("eos_token_id"))))),
         tensors=MappingProxyType(dict(matched.tensors)),
         unmapped=matched.unmapped,
         files=checkpoint.files,

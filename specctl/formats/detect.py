@@ -84,14 +84,17 @@ def detect(checkpoint: Checkpoint) -> Detection:
     Diagnostics: SD201 (unknown), SD202 (contradictory), SD205 (recognised, not read).
     """
     found = _detect(checkpoint)
-    # A mark names a tensor; its place names the file that holds it as well.
     placed = tuple(
-        msgspec.structs.replace(d, where=checkpoint.tensors[d.where].describe())
-        if d.where in checkpoint.tensors
-        else d
-        for d in found.diagnostics
+        msgspec.structs.replace(d, where=mark_place(d.where, checkpoint)) for d in found.diagnostics
     )
     return replace(found, diagnostics=placed)
+
+
+def mark_place(mark: str, checkpoint: Checkpoint) -> str:
+    """Return the place of a piece of evidence: a tensor with its file, or a config key."""
+    name = mark.removeprefix("tensor ").split(" = ")[0]
+    entry = checkpoint.tensors.get(name)
+    return name if entry is None else entry.describe()
 
 
 def _detect(checkpoint: Checkpoint) -> Detection:
@@ -242,10 +245,9 @@ def _found(role: Role, format: DraftFormat | TargetFormat, marks: list[str]) -> 
 
 
 def _failed(code: str, message: str, marks: list[str]) -> Detection:
-    where = marks[0].removeprefix("tensor ") if marks else CONFIG
     finding: Diagnostic = diagnose(
         code,
-        where=where.split(" = ")[0],
+        where=marks[0],
         message=message,
         expected="one known layout",
         found=", ".join(marks),

@@ -88,11 +88,19 @@ _DIMENSIONS = frozenset(
 )
 
 
-def as_family(model_type: str) -> Family | None:
-    """Return the family of a config's `model_type`, None for one that is not supported."""
+def read_family(fields: Fields, *, absent_model_type: Family) -> Family | None:
+    """Return the family of a config's `model_type`; None, with SD203, when it is not supported."""
+    model_type = fields.text("model_type") or absent_model_type
     for family in ARCHITECTURES.values():
         if family == model_type:
             return family
+    fields.findings.add(
+        "SD203",
+        where=fields.where("model_type"),
+        message=f"layers of type `{model_type}` are not supported",
+        expected=", ".join(CLASS_DEFAULTS),
+        found=model_type,
+    )
     return None
 
 
@@ -111,15 +119,7 @@ def flat_layers(root: Fields, *, absent_model_type: Family) -> tuple[Fields, Fam
 
     The family is None, with SD203, for a `model_type` that is not supported.
     """
-    model_type = root.text("model_type") or absent_model_type
-    family = as_family(model_type)
+    family = read_family(root, absent_model_type=absent_model_type)
     if family is None:
-        root.findings.add(
-            "SD203",
-            where=root.where("model_type"),
-            message=f"layers of type `{model_type}` are not supported",
-            expected=", ".join(CLASS_DEFAULTS),
-            found=model_type,
-        )
         return root, None
     return root.with_defaults(flat_defaults(family), defaults_rule(family)), family

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from specctl.formats.assemble import TokenCount
 from specctl.formats.fields import Fields
-from specctl.formats.model_types import CLASS_DEFAULTS, Family, as_family, defaults_rule
+from specctl.formats.model_types import CLASS_DEFAULTS, Family, defaults_rule, read_family
 
 GAMMA_PATH = "geometry.num_speculative_tokens"
 
@@ -52,16 +52,8 @@ def layer_fields(root: Fields, *, absent_model_type: Family) -> tuple[Fields, Fa
             root.integer(key, is_required=True)
         empty = Fields(data={}, pointer=f"/{key}", findings=root.findings)
         return empty, None
-    model_type = section.text("model_type") or absent_model_type
-    family = as_family(model_type)
+    family = read_family(section, absent_model_type=absent_model_type)
     if family is None:
-        root.findings.add(
-            "SD203",
-            where=section.where("model_type"),
-            message=f"draft layers of type `{model_type}` are not supported",
-            expected=", ".join(CLASS_DEFAULTS),
-            found=model_type,
-        )
         return section, None
     rule = f"{defaults_rule(family)} (the config is a difference to it)"
     return section.with_defaults(CLASS_DEFAULTS[family], rule), family

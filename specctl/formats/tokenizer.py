@@ -66,21 +66,17 @@ def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts
             highest = len(vocab) - 1
         size = max(highest, *added.values(), -1) + 1
     config = checkpoint.config or {}
-    end_ids = set(token_ids(config.get("eos_token_id")))
-    for name, key in ((GENERATION_CONFIG, "eos_token_id"), (TOKENIZER_CONFIG, "eos_token")):
-        table = _json(checkpoint, name, findings)
-        value = (table or {}).get(key)
-        if key == "eos_token":
-            text = value.get("content") if isinstance(value, dict) else value
-            known = added.get(text, vocabulary.get(text)) if isinstance(text, str) else None
-            end_ids |= set(token_ids(known))
-        else:
-            end_ids |= set(token_ids(value))
+    generation = _json(checkpoint, GENERATION_CONFIG, findings)
+    end_token = _json(checkpoint, TOKENIZER_CONFIG, findings).get("eos_token")
+    text = end_token.get("content") if isinstance(end_token, dict) else end_token
+    named = added.get(text, vocabulary.get(text)) if isinstance(text, str) else None
+    stated = (config.get("eos_token_id"), generation.get("eos_token_id"), named)
+    end_ids = {target_id for value in stated for target_id in target_ids(value)}
     where = f"{CONFIG}#/eos_token_id"
     findings.derived(
         "target.eos_token_ids", where, "end ids of config, generation config and tokenizer"
     )
-    begin = token_ids(config.get("bos_token_id"))
+    begin = target_ids(config.get("bos_token_id"))
     return TokenizerFacts(
         size=size,
         digest=checkpoint.file_digest(TOKENIZER) if tokenizer is not None else None,
@@ -89,8 +85,8 @@ def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts
     )
 
 
-def token_ids(value: object) -> tuple[int, ...]:
-    """Return a config's token id or list of ids, without what is no id."""
+def target_ids(value: object) -> tuple[int, ...]:
+    """Return a config's id or list of ids, without what is no id."""
     items = value if isinstance(value, list) else [value]
     return tuple(item for item in items if type(item) is int and item >= 0)
 
@@ -113,9 +109,10 @@ def _decode(checkpoint: Checkpoint, findings: Findings) -> _Tokenizer | None:
         return None
 
 
-def _json(checkpoint: Checkpoint, name: str, findings: Findings) -> Mapping[str, object] | None:
+def _json(checkpoint: Checkpoint, name: str, findings: Findings) -> Mapping[str, object]:
+    """Return a file's object; empty when there is none, or an unreadable one (with a finding)."""
     try:
-        return checkpoint.json_file(name)
+        return checkpoint.json_file(name) or {}
     except DiagnosticError as error:
         findings.diagnostics.extend(error.diagnostics)
-        return None
+        return {}

@@ -6,6 +6,7 @@ docs/reference/schemas/ are generated from these types, so a key is added here a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -227,6 +228,12 @@ def finding(diagnostic: Diagnostic) -> Finding:
         help=diagnostic.help,
         notes=diagnostic.notes,
     )
+
+
+def count_severities(findings: Iterable[Finding]) -> tuple[int, int, int]:
+    """Return the numbers of errors, warnings and infos."""
+    severities = [item.severity for item in findings]
+    return severities.count("error"), severities.count("warning"), severities.count("info")
 
 
 def diagnostic_of(item: Finding) -> Diagnostic:

@@ -19,7 +19,13 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.ops.discover import Found, discover
 from specctl.ops.expect import Expectations, compare, read_expectations
 from specctl.ops.load import Loaded, fit, load
-from specctl.ops.report import Mismatch, ValidateReport, ValidateResult, finding
+from specctl.ops.report import (
+    Mismatch,
+    ValidateReport,
+    ValidateResult,
+    count_severities,
+    finding,
+)
 
 Step = Callable[[str], None]
 Progress = Callable[[int], AbstractContextManager[Step]]
@@ -69,16 +75,15 @@ def validate(
 def _report(
     results: list[ValidateResult], mismatches: tuple[Mismatch, ...] | None
 ) -> ValidateReport:
-    counts = {"error": 0, "warning": 0, "info": 0}
-    for result in results:
-        for item in result.diagnostics:
-            counts[item.severity] += 1
-    is_quiet = not counts["error"] and not counts["warning"]
+    num_errors, num_warnings, num_infos = count_severities(
+        item for result in results for item in result.diagnostics
+    )
+    is_quiet = not num_errors and not num_warnings
     return ValidateReport(
         results=tuple(results),
-        num_errors=counts["error"],
-        num_warnings=counts["warning"],
-        num_infos=counts["info"],
+        num_errors=num_errors,
+        num_warnings=num_warnings,
+        num_infos=num_infos,
         is_clean=is_quiet if mismatches is None else not mismatches,
         mismatches=mismatches,
     )

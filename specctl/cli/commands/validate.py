@@ -12,7 +12,12 @@ import typer
 from specctl.cli import output, render
 from specctl.cli.inspect_text import counts_text
 from specctl.cli.output import Format
-from specctl.ops.report import ValidateReport, ValidateResult, diagnostic_of
+from specctl.ops.report import (
+    ValidateReport,
+    ValidateResult,
+    count_severities,
+    diagnostic_of,
+)
 from specctl.ops.validate import validate as run_validate
 
 
@@ -96,10 +101,8 @@ def _answer_expected(report: ValidateReport) -> None:
 def _headline(result: ValidateResult) -> str:
     kind = " ".join(filter(None, (result.kind, result.format))) or "unknown"
     against = f", for {result.target}" if result.target else ""
-    counts = {"error": 0, "warning": 0, "info": 0}
-    for item in result.diagnostics:
-        counts[item.severity] += 1
-    found = counts_text(counts["error"], counts["warning"], counts["info"])
-    is_clean = not counts["error"] and not counts["warning"]
-    state = f"clean{f', {found}' if counts['info'] else ''}" if is_clean else found
+    num_errors, num_warnings, num_infos = count_severities(result.diagnostics)
+    found = counts_text(num_errors, num_warnings, num_infos)
+    is_clean = not num_errors and not num_warnings
+    state = f"clean{f', {found}' if num_infos else ''}" if is_clean else found
     return f"{result.source}: {kind}{against}: {state}"

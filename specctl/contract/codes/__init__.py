@@ -1,8 +1,4 @@
-"""The diagnostic code table: one list, split by family, from which pages and help are made.
-
-Families: 1 container and files, 2 format detection, 3 geometry, 4 vocabulary, 5 tensors,
-6 conversion, 7 manifest, 8 runtime start-up, 9 runtime request.
-"""
+"""The diagnostic code table: one list, split by family, from which pages and help are made."""
 
 from __future__ import annotations
 
@@ -20,13 +16,28 @@ from specctl.contract.codes import (
 )
 from specctl.contract.codes.table import Code
 
-_FAMILIES = (container, formats, geometry, vocabulary, tensors, manifest, startup, request)
+FAMILIES: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "1": "Container and files",
+        "2": "Format detection",
+        "3": "Geometry",
+        "4": "Vocabulary",
+        "5": "Tensors",
+        "6": "Conversion",
+        "7": "Manifest",
+        "8": "Runtime start-up",
+        "9": "Runtime request",
+    }
+)
+"""First digit of a code -> title; no code of a conversion exists in this version."""
+
+_MODULES = (container, formats, geometry, vocabulary, tensors, manifest, startup, request)
 
 
 def _build() -> dict[str, Code]:
     table: dict[str, Code] = {}
-    for family in _FAMILIES:
-        for entry in family.CODES:
+    for module in _MODULES:
+        for entry in module.CODES:
             if entry.code in table:
                 raise ValueError(f"{entry.code} is defined twice")
             table[entry.code] = entry
@@ -35,4 +46,4 @@ def _build() -> dict[str, Code]:
 
 CODES: MappingProxyType[str, Code] = MappingProxyType(_build())
 
-__all__ = ["CODES", "Code"]
+__all__ = ["CODES", "FAMILIES", "Code"]
