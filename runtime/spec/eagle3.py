@@ -25,9 +25,9 @@ from runtime.batch import PreparedBatch
 from runtime.kv import KVLayer
 from runtime.models import DraftHidden, Eagle3Model
 from runtime.spec.host import on_device
-from runtime.spec.noise import NoiseKey, gumbel_at
+from runtime.spec.noise import gumbel_at
 from runtime.spec.packing import Place, pack_block_tables, pack_places
-from runtime.spec.sampling import choose_with, filter_ids, scale
+from runtime.spec.sampling import choose_with, filter_ids, noise_key, scale
 from runtime.spec.types import Observation, Proposal, RequestView
 
 
@@ -162,14 +162,7 @@ class Eagle3Proposer:
         """Return int64 target ids [M] of sampled views, with the target's noise."""
         logits_MR = self._model.logits(head_input_MH)
         draft_to_target_R = self._model.draft_to_target_R
-        keys = [
-            NoiseKey(
-                seed=view.params.seed,
-                choice_index=view.params.choice_index,
-                position=len(view.ids_target) + draft_index,
-            )
-            for view in views
-        ]
+        keys = [noise_key(view.params, len(view.ids_target) + draft_index) for view in views]
         noise_MR = gumbel_at(keys, draft_to_target_R)
         ids_draft_M = torch.stack(
             [

@@ -157,7 +157,7 @@ def gumbel_rows(
 ) -> torch.Tensor:
     """Return Gumbel noise fp32 [M, V] for ids 0..V-1 of each row.
 
-    Exactness: row m has the bits that `gumbel` gives for it alone.
+    Exactness: a row has the bits that it has alone.
     """
     blocks = torch.arange(-(-num_ids // _WORDS), dtype=torch.int64, device=device)
     words = torch.stack(_counter_words(keys, blocks, kind), dim=-1)
@@ -169,26 +169,3 @@ def gumbel_at(
 ) -> torch.Tensor:
     """Return the noise of `gumbel_rows` at the given ids only: fp32 [M, R]."""
     return gumbel_from_words(noise_words(keys, ids_target_R, kind=kind))
-
-
-def gumbel(
-    seed: int,
-    choice_index: int,
-    position: int,
-    *,
-    num_ids: int,
-    device: torch.device,
-    kind: DrawKind = DrawKind.TOKEN,
-) -> torch.Tensor:
-    """Return Gumbel noise fp32 [V] of one token choice.
-
-    Args:
-        seed: the request's seed, taken modulo 2**64.
-        choice_index: index among the choices of one request.
-        position: absolute position of the token being chosen.
-        num_ids: ids 0..num_ids - 1 of the target vocabulary.
-        device: where the noise is made.
-        kind: what the draw is for.
-    """
-    key = NoiseKey(seed=seed, choice_index=choice_index, position=position)
-    return gumbel_rows([key], num_ids=num_ids, device=device, kind=kind)[0]

@@ -21,12 +21,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from runtime.spec.host import on_device
-from runtime.spec.noise import gumbel
+from runtime.spec.noise import NoiseKey
 from runtime.spec.types import RequestView, SamplingParams
 
 _MASKED = -math.inf
@@ -60,14 +60,21 @@ class TokenCounts:
     output_counts: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, view: RequestView, drafts_target: Sequence[int] = ()) -> TokenCounts:
-        """Count the request's tokens followed by `drafts_target`, as if they were committed."""
-        prompt = view.ids_target[: view.num_prompt_tokens]
-        output = [*view.ids_target[view.num_prompt_tokens :], *drafts_target]
+    def of(cls, view: RequestView) -> TokenCounts:
+        """Count the request's tokens."""
+        output = view.ids_target[view.num_prompt_tokens :]
         return cls(
             num_output=len(output),
-            prompt_ids_target=frozenset(prompt),
+            prompt_ids_target=frozenset(view.ids_target[: view.num_prompt_tokens]),
             output_counts=Counter(output),
+        )
+
+    def followed_by(self, drafts_target: Sequence[int]) -> TokenCounts:
+        """Return the counts as if `drafts_target` were committed, too."""
+        return replace(
+            self,
+            num_output=self.num_output + len(drafts_target),
+            output_counts=Counter(self.output_counts) + Counter(drafts_target),
         )
 
 
@@ -163,24 +170,9 @@ def filter_ids(scaled_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return torch.empty_like(scaled_V).scatter_(0, order_V, kept_V)
 
 
-def choose(processed_V: torch.Tensor, params: SamplingParams, position: int) -> torch.Tensor:
-    """Return the token of one row: int64 scalar tensor, target vocabulary.
-
-    Args:
-        processed_V: result of `process_logits`.
-        params: the request's options (seed and choice index name the noise).
-        position: absolute position of the token being chosen.
-    """
-    if params.is_greedy:
-        return choose_with(processed_V, None)
-    noise_V = gumbel(
-        params.seed,
-        params.choice_index,
-        position,
-        num_ids=processed_V.shape[0],
-        device=processed_V.device,
-    )
-    return choose_with(processed_V, noise_V)
+def noise_key(params: SamplingParams, position: int) -> NoiseKey:
+    """Return what names the noise of the token at an absolute position of a request."""
+    return NoiseKey(seed=params.seed, choice_index=params.choice_index, position=position)
 
 
 def choose_with(processed_V: torch.Tensor, noise_V: torch.Tensor | None) -> torch.Tensor:

@@ -18,8 +18,14 @@ from typing import Protocol
 import torch
 
 from runtime.spec.host import on_device
-from runtime.spec.noise import NoiseKey, gumbel_rows
-from runtime.spec.sampling import TokenCounts, choose_with, has_penalties, process_logits
+from runtime.spec.noise import gumbel_rows
+from runtime.spec.sampling import (
+    TokenCounts,
+    choose_with,
+    has_penalties,
+    noise_key,
+    process_logits,
+)
 from runtime.spec.types import Proposal, RequestView, RoundResult, SamplingParams
 
 
@@ -137,14 +143,15 @@ def _row_choices(rows: VerifyRows, proposal: Proposal) -> list[_RowChoice]:
     for b, view in enumerate(rows.views):
         if view.params.is_plain_greedy:
             continue
+        num_tokens = len(view.ids_target)
+        committed = TokenCounts.of(view) if has_penalties(view.params) else None
         for j in range(proposal.num_drafts[b] + 1):
-            position = len(view.ids_target) + j
             counts = (
-                TokenCounts.of(view, drafts[b][:j])
-                if has_penalties(view.params)
-                else TokenCounts(num_output=position - view.num_prompt_tokens)
+                TokenCounts(num_output=num_tokens + j - view.num_prompt_tokens)
+                if committed is None
+                else committed.followed_by(drafts[b][:j])
             )
-            choices.append(_RowChoice(params=view.params, counts=counts, position=position))
+            choices.append(_RowChoice(params=view.params, counts=counts, position=num_tokens + j))
     return choices
 
 
@@ -154,14 +161,7 @@ def _choose_rows(logits_MV: torch.Tensor, choices: Sequence[_RowChoice]) -> torc
     The noise of all rows is made at once: it has the same bits in any batch.
     """
     sampled = [m for m, choice in enumerate(choices) if not choice.params.is_greedy]
-    keys = [
-        NoiseKey(
-            seed=choices[m].params.seed,
-            choice_index=choices[m].params.choice_index,
-            position=choices[m].position,
-        )
-        for m in sampled
-    ]
+    keys = [noise_key(choices[m].params, choices[m].position) for m in sampled]
     noise = gumbel_rows(keys, num_ids=logits_MV.shape[1], device=logits_MV.device)
     noise_of = dict(zip(sampled, noise, strict=True))
     return torch.stack(

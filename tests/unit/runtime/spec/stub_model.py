@@ -13,6 +13,8 @@ from dataclasses import replace
 
 import torch
 
+from runtime.spec.noise import DrawKind, NoiseKey, gumbel_rows
+from runtime.spec.sampling import choose_with, noise_key
 from runtime.spec.types import Proposal, RequestView, RoundResult, SamplingParams
 from runtime.spec.verify import VerifyRows, verify
 
@@ -60,6 +62,18 @@ def make_view(
         block_table=tuple(block_table),
         num_drafts=num_drafts,
     )
+
+
+def gumbel(key: NoiseKey, *, num_ids: int, kind: DrawKind = DrawKind.TOKEN) -> torch.Tensor:
+    """Return the noise of one token choice, fp32 [V], made alone."""
+    return gumbel_rows([key], num_ids=num_ids, device=CPU, kind=kind)[0]
+
+
+def choose(processed_V: torch.Tensor, params: SamplingParams, position: int) -> int:
+    """Return the token of one processed row, chosen alone."""
+    key = noise_key(params, position)
+    noise_V = None if params.is_greedy else gumbel(key, num_ids=processed_V.shape[0])
+    return int(choose_with(processed_V, noise_V))
 
 
 def run_round(

@@ -13,13 +13,12 @@ import torch
 from runtime.kv import KVPool
 from runtime.models import Eagle3Model
 from runtime.spec.eagle3 import Eagle3Proposer
-from runtime.spec.noise import gumbel
 from runtime.spec.packing import pack_rows
-from runtime.spec.sampling import TokenCounts, choose_with, process_logits
+from runtime.spec.sampling import TokenCounts, process_logits
 from runtime.spec.types import Observation, RequestView, SamplingParams
 from tests.tiny import VOCAB_SIZE, write_tiny_eagle3, write_tiny_target
 from tests.tiny_manifest import load_tiny, tiny_manifest
-from tests.unit.runtime.spec.stub_model import CPU, make_view
+from tests.unit.runtime.spec.stub_model import CPU, choose, make_view
 
 KV_BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -207,10 +206,7 @@ def dense_choice(
     logits_V[model.draft_to_target_R] = model.head_RH @ normed_H
     params = request.params
     processed = process_logits(logits_V, params, TokenCounts(num_output=9))
-    noise = None
-    if not params.is_greedy:
-        noise = gumbel(params.seed, params.choice_index, position, num_ids=VOCAB_SIZE, device=CPU)
-    return int(choose_with(processed, noise))
+    return choose(processed, params, position)
 
 
 def test_a_chain_equals_the_dense_draft(model: Eagle3Model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ import torch
 from runtime.spec.noise import (
     DrawKind,
     NoiseKey,
-    gumbel,
     gumbel_at,
     gumbel_from_words,
     gumbel_rows,
@@ -18,7 +18,7 @@ from runtime.spec.noise import (
     philox4x32,
     uniform,
 )
-from tests.unit.runtime.spec.stub_model import CPU
+from tests.unit.runtime.spec.stub_model import CPU, gumbel
 
 FULL = 0xFFFFFFFF
 # Random123's known-answer vectors for philox4x32-10: counter, key, output.
@@ -79,17 +79,18 @@ def test_words_follow_the_documented_counter(seed: int, position: int) -> None:
 
 
 def test_seed_is_taken_modulo_two_to_the_64() -> None:
-    assert torch.equal(
-        gumbel(-1, 0, 3, num_ids=9, device=CPU), gumbel(2**64 - 1, 0, 3, num_ids=9, device=CPU)
+    below, above = (
+        gumbel(NoiseKey(seed=seed, choice_index=0, position=3), num_ids=9)
+        for seed in (-1, 2**64 - 1)
     )
+    assert torch.equal(below, above)
 
 
 def test_any_batching_gives_the_same_bits() -> None:
     keys = keys_for(range(40))
     together = gumbel_rows(keys, num_ids=257, device=CPU)
     for m, key in enumerate(keys):
-        alone = gumbel(key.seed, key.choice_index, key.position, num_ids=257, device=CPU)
-        assert torch.equal(together[m], alone)
+        assert torch.equal(together[m], gumbel(key, num_ids=257))
     order = [13, 2, 39, 2, 0]
     assert torch.equal(
         gumbel_rows([keys[m] for m in order], num_ids=257, device=CPU), together[order]
@@ -105,13 +106,14 @@ def test_ids_select_from_the_same_row() -> None:
 
 
 def test_every_part_of_the_key_matters() -> None:
-    base = gumbel(1, 0, 0, num_ids=64, device=CPU)
+    key = NoiseKey(seed=1, choice_index=0, position=0)
+    base = gumbel(key, num_ids=64)
     others = [
-        gumbel(2, 0, 0, num_ids=64, device=CPU),
-        gumbel(1 + 2**32, 0, 0, num_ids=64, device=CPU),
-        gumbel(1, 1, 0, num_ids=64, device=CPU),
-        gumbel(1, 0, 1, num_ids=64, device=CPU),
-        gumbel(1, 0, 0, num_ids=64, device=CPU, kind=DrawKind.ORACLE),
+        gumbel(replace(key, seed=2), num_ids=64),
+        gumbel(replace(key, seed=1 + 2**32), num_ids=64),
+        gumbel(replace(key, choice_index=1), num_ids=64),
+        gumbel(replace(key, position=1), num_ids=64),
+        gumbel(key, num_ids=64, kind=DrawKind.ORACLE),
     ]
     for other in others:
         assert int((base == other).sum()) <= 1
