@@ -53,6 +53,11 @@ class Admission:
     seed: int
 
 
+def accept_length(num_accepted_drafts: int, num_rounds: int) -> float | None:
+    """Return 1 + accepted drafts / verify rounds; None before the first round."""
+    return 1 + num_accepted_drafts / num_rounds if num_rounds else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
     """Counts of one request so far.
@@ -74,8 +79,8 @@ class Usage:
 
     @property
     def accept_length(self) -> float | None:
-        """1 + accepted drafts / verify rounds; None before the first round."""
-        return 1 + self.num_accepted_drafts / self.num_rounds if self.num_rounds else None
+        """Of this request's rounds; None before the first."""
+        return accept_length(self.num_accepted_drafts, self.num_rounds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

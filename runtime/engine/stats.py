@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runtime.engine.request import FinishReason
+from runtime.engine.request import FinishReason, accept_length
 from runtime.graphs.key import GraphKey
 from runtime.spec.types import RoundResult
 
@@ -54,13 +54,8 @@ class EngineStats:
 
     @property
     def accept_length(self) -> float | None:
-        """1 + accepted drafts / verify rounds; None before the first round."""
-        return 1 + self.num_accepted_drafts / self.num_rounds if self.num_rounds else None
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted drafts / verified drafts; None before the first draft."""
-        return self.num_accepted_drafts / self.num_drafts if self.num_drafts else None
+        """Of all rounds; None before the first."""
+        return accept_length(self.num_accepted_drafts, self.num_rounds)
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:

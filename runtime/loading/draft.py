@@ -51,29 +51,17 @@ def read_draft(
     facts, sharing = manifest.draft, manifest.sharing
     assert facts is not None, "a draft is read from a manifest that has one"
     assert sharing is not None, "a manifest with a draft says what it shares"
-    directory, origin = (
-        resolve_source(facts.source, manifest_dir),
-        embedding_origin(sharing, target),
-    )
+    directory = resolve_source(facts.source, manifest_dir)
+    origin = embedding_origin(sharing, target)
     with WeightFiles(directory, [file.file for file in facts.files], device=device) as files:
         shapes = eagle3_shapes(facts)
         wanted = [
             *(_wanted(facts, role, shape) for role, shape in shapes.items()),
             *_wanted_vocabulary(manifest, facts, sharing, origin),
         ]
-        warnings = refuse_errors(
-            [
-                *_sharing_problems(manifest, facts, sharing),
-                *match_tensors(
-                    wanted,
-                    files.tensors,
-                    optional_keys=[
-                        ref.key for role, ref in facts.tensors.items() if role in _OPTIONAL_ROLES
-                    ],
-                    source=facts.source,
-                ),
-            ]
-        )
+        optional = [ref.key for role, ref in facts.tensors.items() if role in _OPTIONAL_ROLES]
+        found = match_tensors(wanted, files.tensors, optional_keys=optional, source=facts.source)
+        warnings = refuse_errors([*_sharing_problems(manifest, facts, sharing), *found])
         draft_to_target = read_draft_to_target(manifest, manifest_dir, files)
         shared = _Shared(
             facts=facts,
