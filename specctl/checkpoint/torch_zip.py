@@ -55,7 +55,6 @@ class PickledTensor:
 
     storage_key: str
     dtype: str
-    storage_size: int
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -106,7 +105,6 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> PickledTensor
     return PickledTensor(
         storage_key=key,
         dtype=_STORAGES[kind.name],
-        storage_size=size,
         offset=offset,
         shape=shape,
         stride=stride,

@@ -27,7 +27,7 @@ def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
         yield diagnose(
             "SD407",
             where=fact_place(draft.origins, "vocabulary.draft_vocab_size"),
-            message=f"a head of {size} rows cannot be split over ranks",
+            message=f"a head of {size} rows cannot be shared by an even number of ranks",
             expected="an even number of rows",
             found=size,
         )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specctl.checkpoint import tensor_place
+from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.manifest import Decoder, TensorRef
-from specctl.contract.roles import generic_role
+from specctl.contract.roles import TensorRole, generic_role
+from specctl.formats.assemble import is_whole, main_file
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import Family
+from specctl.formats.names import Matched, NameTable
 from specctl.formats.rope import read_rope
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -49,6 +51,55 @@ def layer_conditions(
         "qk_norm": has_norms or family == "qwen3",
     }
     return frozenset(word for word, holds in found.items() if holds)
+
+
+def read_draft_stack(
+    checkpoint: Checkpoint,
+    names: NameTable,
+    roles: tuple[TensorRole, ...],
+    *,
+    matched: Matched,
+    layers: Fields,
+    family: Family | None,
+    num_layers: int,
+    num_aux_states: int,
+    head_conditions: frozenset[str] = frozenset(),
+) -> Decoder | None:
+    """Return the shape of a draft's layers and report the tensors that its file lacks (SD501).
+
+    Args:
+        checkpoint: the opened files; nothing is missing from weights that could not be read.
+        names: name table of the dialect.
+        roles: role table of the algorithm.
+        matched: the file's tensors by role.
+        layers: config object with the layer's keys.
+        family: of the layers; None leaves both undone.
+        num_layers: layers in the file.
+        num_aux_states: captured states.
+        head_conditions: `when` words that hold outside the layers.
+    """
+    if family is None:
+        return None
+    conditions = layer_conditions(matched.tensors, layers, family)
+    decoder = read_decoder(
+        layers,
+        family=family,
+        tensors=matched.tensors,
+        conditions=conditions,
+        num_layers=num_layers,
+        path="draft.decoder",
+    )
+    if is_whole(checkpoint):
+        names.report_missing(
+            roles,
+            matched,
+            layers.findings,
+            conditions=conditions | head_conditions,
+            num_layers=max(num_layers, 1),
+            num_aux_states=num_aux_states,
+            file=main_file(checkpoint),
+        )
+    return decoder
 
 
 def read_decoder(

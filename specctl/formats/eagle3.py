@@ -18,15 +18,9 @@ from specctl.formats.assemble import (
     TokenCount,
     assemble,
     is_whole,
-    main_file,
 )
 from specctl.formats.aux_layers import AuxFacts
-from specctl.formats.decoder import (
-    count_layers,
-    layer_conditions,
-    read_decoder,
-    report_layer_count,
-)
+from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import Family
 from specctl.formats.names import (
@@ -110,33 +104,23 @@ def read_eagle3(
         count: declared tokens and target name.
         flags: as the config states them; the fc bias is taken from the tensors.
     """
-    findings = root.findings
-    matched = dialect.names.match(checkpoint.tensors, findings)
+    matched = dialect.names.match(checkpoint.tensors, root.findings)
     num_layers = count_layers(matched.tensors)
-    decoder = None
     target_hidden = read_target_hidden(root, layers)
-    if family is not None:
-        conditions = layer_conditions(matched.tensors, layers, family)
-        decoder = read_decoder(
-            layers,
-            family=family,
-            tensors=matched.tensors,
-            conditions=conditions,
-            num_layers=num_layers,
-            path="draft.decoder",
-        )
-        if is_whole(checkpoint):
-            report_layer_count(layers, num_layers)
-            _report_flags(matched, flags, root)
-            dialect.names.report_missing(
-                EAGLE3_ROLES,
-                matched,
-                findings,
-                conditions=conditions | _flag_conditions(flags),
-                num_layers=max(num_layers, 1),
-                num_aux_states=aux.num_states or 0,
-                file=main_file(checkpoint),
-            )
+    if family is not None and is_whole(checkpoint):
+        report_layer_count(layers, num_layers)
+        _report_flags(matched, flags, root)
+    decoder = read_draft_stack(
+        checkpoint,
+        dialect.names,
+        EAGLE3_ROLES,
+        matched=matched,
+        layers=layers,
+        family=family,
+        num_layers=num_layers,
+        num_aux_states=aux.num_states or 0,
+        head_conditions=_flag_conditions(flags),
+    )
     gamma = count.num_speculative_tokens
     return assemble(
         checkpoint,

@@ -12,16 +12,9 @@ from specctl.checkpoint import Checkpoint
 from specctl.contract.manifest import DraftFormat
 from specctl.contract.roles import MTP_ROLES
 from specctl.draft import DraftCheckpoint, chain_geometry
-from specctl.formats.assemble import (
-    BlockFacts,
-    NormFlags,
-    TokenCount,
-    assemble,
-    is_whole,
-    main_file,
-)
+from specctl.formats.assemble import BlockFacts, NormFlags, TokenCount, assemble
 from specctl.formats.aux_layers import NO_AUX
-from specctl.formats.decoder import layer_conditions, read_decoder
+from specctl.formats.decoder import read_draft_stack
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import Family
 from specctl.formats.names import NameTable
@@ -54,27 +47,16 @@ def read_mtp(
         target_num_layers: layers that the file's numbering gives the target.
     """
     matched = names.match(checkpoint.tensors, root.findings)
-    decoder = None
-    if family is not None:
-        conditions = layer_conditions(matched.tensors, layers, family)
-        decoder = read_decoder(
-            layers,
-            family=family,
-            tensors=matched.tensors,
-            conditions=conditions,
-            num_layers=1,
-            path="draft.decoder",
-        )
-        if is_whole(checkpoint):
-            names.report_missing(
-                MTP_ROLES,
-                matched,
-                root.findings,
-                conditions=conditions,
-                num_layers=1,
-                num_aux_states=0,
-                file=main_file(checkpoint),
-            )
+    decoder = read_draft_stack(
+        checkpoint,
+        names,
+        MTP_ROLES,
+        matched=matched,
+        layers=layers,
+        family=family,
+        num_layers=1,
+        num_aux_states=0,
+    )
     hidden = layers.integer("hidden_size")
     root.findings.derived(
         "draft.target_hidden_size",

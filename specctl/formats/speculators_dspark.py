@@ -21,18 +21,11 @@ from specctl.formats.assemble import (
     TokenCount,
     assemble,
     is_whole,
-    main_file,
 )
-from specctl.formats.aux_layers import AuxFacts, read_boundary_ids
-from specctl.formats.decoder import (
-    count_layers,
-    layer_conditions,
-    read_decoder,
-    report_layer_count,
-)
+from specctl.formats.aux_layers import read_boundary_ids
+from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
 from specctl.formats.eagle3 import IGNORED_KEYS, VOCABULARY_NAMES, read_target_hidden
 from specctl.formats.fields import Fields, Findings, root_fields
-from specctl.formats.model_types import Family
 from specctl.formats.names import Matched, Name, NameTable, layer_names
 from specctl.formats.speculators import (
     GAMMA_PATH,
@@ -69,7 +62,20 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     matched = NAMES.match(checkpoint.tensors, root.findings)
     block = _read_block(root, matched, count)
     aux = read_boundary_ids(root, "aux_hidden_state_layer_ids", has_default=False)
-    decoder = _read_layers(checkpoint, matched, layers, family, block, aux)
+    num_layers = count_layers(matched.tensors)
+    if family is not None and is_whole(checkpoint):
+        report_layer_count(layers, num_layers)
+    decoder = read_draft_stack(
+        checkpoint,
+        NAMES,
+        DSPARK_ROLES,
+        matched=matched,
+        layers=layers,
+        family=family,
+        num_layers=num_layers,
+        num_aux_states=aux.num_states or 0,
+        head_conditions=_head_conditions(block),
+    )
     _refuse_causal_exception(root, decoder)
     return assemble(
         checkpoint,
@@ -87,39 +93,6 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         geometry=_geometry(root, block, count),
         flags=NormFlags(),
         block=block,
-    )
-
-
-def _read_layers(
-    checkpoint: Checkpoint,
-    matched: Matched,
-    layers: Fields,
-    family: Family | None,
-    block: BlockFacts,
-    aux: AuxFacts,
-) -> Decoder | None:
-    if family is None:
-        return None
-    num_layers = count_layers(matched.tensors)
-    conditions = layer_conditions(matched.tensors, layers, family)
-    if is_whole(checkpoint):
-        report_layer_count(layers, num_layers)
-        NAMES.report_missing(
-            DSPARK_ROLES,
-            matched,
-            layers.findings,
-            conditions=conditions | _head_conditions(block),
-            num_layers=max(num_layers, 1),
-            num_aux_states=aux.num_states or 0,
-            file=main_file(checkpoint),
-        )
-    return read_decoder(
-        layers,
-        family=family,
-        tensors=matched.tensors,
-        conditions=conditions,
-        num_layers=num_layers,
-        path="draft.decoder",
     )
 
 

@@ -81,15 +81,6 @@ def load(source: str) -> Loaded:
     )
 
 
-def load_pair(draft_source: str, target_source: str) -> Pair:
-    """Open a draft with its target and check both and their fit.
-
-    Raises:
-        DiagnosticError: SD119, SD120, SD135 (there is nothing to open).
-    """
-    return fit(load(draft_source), load(target_source))
-
-
 def fit(draft: Loaded, target: Loaded) -> Pair:
     """Return the pair; a source in the wrong role is SD201 and leaves the fit unchecked."""
     wrong = [*_wrong_role(draft, "draft"), *_wrong_role(target, "target")]

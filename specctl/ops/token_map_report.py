@@ -173,7 +173,7 @@ def _warnings(texts: Corpus, plan: Survey, choice: MapChoice) -> list[Diagnostic
             diagnose(
                 "SD407",
                 where=f"--size {size}",
-                message=f"a head of {size} rows is divided by no tensor-parallel size",
+                message=f"a head of {size} rows cannot be shared by an even number of ranks",
                 expected="a multiple of 64",
                 found=size,
             )

@@ -14,7 +14,7 @@ from specctl import formats
 from specctl.checkpoint import open_checkpoint
 from specctl.contract.codes import CODES
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
-from specctl.ops.load import load, load_pair
+from specctl.ops.load import fit, load
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 EXPECTED: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -37,7 +37,7 @@ def findings(name: str) -> tuple[Diagnostic, ...]:
     try:
         if target is None:
             return load(str(FIXTURES / name)).diagnostics
-        pair = load_pair(str(FIXTURES / name), str(FIXTURES / target))
+        pair = fit(load(str(FIXTURES / name)), load(str(FIXTURES / target)))
     except DiagnosticError as error:
         return error.diagnostics
     return (*pair.diagnostics, *pair.target.diagnostics)
@@ -114,9 +114,9 @@ def test_the_recipes_make_the_same_bytes() -> None:
 
 
 def test_the_clean_pair_fits_and_is_complete() -> None:
-    pair = load_pair(
-        str(FIXTURES / "checkpoints/speculators-eagle3-clean"),
-        str(FIXTURES / "checkpoints/hf-llama-clean"),
+    pair = fit(
+        load(str(FIXTURES / "checkpoints/speculators-eagle3-clean")),
+        load(str(FIXTURES / "checkpoints/hf-llama-clean")),
     )
     assert pair.diagnostics == ()
     assert pair.draft.draft is not None

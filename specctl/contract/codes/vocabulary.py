@@ -60,7 +60,7 @@ CODES: tuple[Code, ...] = (
         code="SD407",
         slug="map-not-divisible-by-tp",
         severity="info",
-        summary="The draft's head has an odd number of rows; no tensor-parallel size divides it.",
+        summary="The draft's head has an odd number of rows, which 2, 4 or 8 ranks cannot share.",
         why="A head split over ranks needs rows divisible by their number.",
         fix="Build maps with a multiple of 64 entries, or serve on one rank",
     ),
