@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -67,6 +68,11 @@ class _RowTile:
     positions: list[int]
     blocks: torch.Tensor
 
+    def split(self) -> Iterator[_RowTile]:
+        """Yield a tile for each row."""
+        for row, position in zip(self.rows.split(1), self.positions, strict=True):
+            yield _RowTile(rows=row, positions=[position], blocks=self.blocks)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Running:
@@ -87,10 +93,13 @@ def paged_attention_twin(
 ) -> torch.Tensor:
     """Compute `paged_attention` with torch in float32."""
     out = torch.empty_like(q_MHP, memory_format=torch.contiguous_format)
+    attend = partial(_attend_tile, q_MHP, layer, scale=scale, window=window)
     for tile in _row_tiles(batch):
-        out[tile.rows] = _attend_tile(q_MHP[tile.rows], layer, tile, scale=scale, window=window).to(
-            q_MHP.dtype
-        )
+        values = attend(tile)
+        # 0 times an infinite value is NaN: a row may have met a key that only other rows see.
+        if len(tile.positions) > 1 and not bool(values.isfinite().all()):
+            values = torch.cat([attend(single) for single in tile.split()])
+        out[tile.rows] = values.to(q_MHP.dtype)
     return out
 
 
@@ -109,8 +118,10 @@ def _row_tiles(batch: PreparedBatch) -> Iterator[_RowTile]:
 
 
 def _attend_tile(
-    q_THP: torch.Tensor, layer: KVLayer, tile: _RowTile, *, scale: float, window: int | None
+    q_MHP: torch.Tensor, layer: KVLayer, tile: _RowTile, *, scale: float, window: int | None
 ) -> torch.Tensor:
+    """Return float32 [T, H, P] for the rows of a tile."""
+    q_THP = q_MHP[tile.rows]
     num_rows, num_heads, head_dim = q_THP.shape
     num_kv_heads = layer.k.shape[1]
     group = num_heads // num_kv_heads

@@ -184,6 +184,33 @@ def test_attention_ignores_the_longest_request() -> None:
     assert same_bits(both[:1], short)
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["k", "v"])
+@pytest.mark.parametrize("window", [None, 9])
+def test_attention_ignores_what_only_other_rows_of_the_request_see(
+    part: str, poison: float, window: int | None
+) -> None:
+    """A draft whose key or value overflows is seen by the rows after it, not by those before."""
+    requests = paged_requests(
+        num_kv_heads=1, head_dim=16, kv_block_size=16, lengths=(300,), dtype=torch.float32,
+        seed=1, write=kernels.write_kv,
+    )  # fmt: skip
+    rows = [(0, position) for position in range(250, 266)]
+    q = adversarial(len(rows), 2, 16, seed=2, dtype=torch.float32)
+    attend = functools.partial(kernels.paged_attention, scale=0.25, window=window)
+    clean = attend(q, requests.layer, requests.batch(rows))
+    pool = getattr(requests.layer, part)
+    pool[requests.tables[0, 253 // 16], :, 253 % 16] = poison
+    found = attend(q, requests.layer, requests.batch(rows))
+    assert same_bits(found[:3], clean[:3])
+    if window is not None:
+        assert same_bits(found[3 + window :], clean[3 + window :])
+    alone = [
+        attend(q[i : i + 1], requests.layer, requests.batch(rows[i : i + 1])) for i in range(16)
+    ]
+    assert torch.equal(found.nan_to_num(7.0), torch.cat(alone).nan_to_num(7.0))
+
+
 def test_negative_control_a_plain_product_of_m_rows_differs() -> None:
     """The ladder's equality has teeth: the library alone breaks it on a SmolLM2 shape."""
     differs = []
