@@ -122,7 +122,7 @@ def tiny_manifest(
 
 def _target(directory: Path) -> Target:
     config = _read_json(directory / "config.json")
-    tensors = _tensor_refs(directory)
+    tensors = tensor_refs(directory)
     embedding = tensors["model.embed_tokens.weight"]
     is_tied = bool(config["tie_word_embeddings"])
     return Target(
@@ -147,7 +147,7 @@ def _target(directory: Path) -> Target:
 def _draft(directory: Path) -> Draft:
     config = _read_json(directory / "config.json")
     layer_config = config["transformer_layer_config"]
-    tensors = _tensor_refs(directory)
+    tensors = tensor_refs(directory)
     return Draft(
         format="speculators-eagle3",
         algorithm="eagle3",
@@ -241,7 +241,8 @@ def _draft_role(key: str) -> str:
     return f"layers.{index}." + _LAYER_ROLES.get(name, name.split(".", 1)[1])
 
 
-def _tensor_refs(directory: Path) -> dict[str, TensorRef]:
+def tensor_refs(directory: Path) -> dict[str, TensorRef]:
+    """Return what the directory's safetensors headers say, by key."""
     found: dict[str, TensorRef] = {}
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as stream:

@@ -17,7 +17,7 @@ from runtime.loading.draft import read_draft
 from runtime.loading.reader import refuse_errors
 from runtime.loading.target import read_target
 from runtime.models import Eagle3Model, TargetModel, eagle3_problems, target_problems
-from specctl.contract.codec import verify_digests
+from specctl.contract.codec import verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import Draft, Manifest
 
@@ -57,13 +57,13 @@ def load_models(
         with_draft: whether to load the draft, too; without it its files are not looked at.
 
     Raises:
-        DiagnosticError: SD810-SD814 (facts), SD702, SD712 (files that changed), and the codes of
-            `read_target` and `read_draft`.
+        DiagnosticError: SD810-SD814 (facts), SD702, SD712 (files that changed), SD710 (tensors
+            stored otherwise than stated), and the codes of `read_target` and `read_draft`.
     """
     if not with_draft:
         manifest = _without_draft(manifest)
     refuse_errors(_fact_problems(manifest))
-    refuse_errors(verify_digests(manifest, manifest_dir))
+    refuse_errors(verify_digests(manifest, manifest_dir) or verify_places(manifest, manifest_dir))
     target, warnings = read_target(manifest, manifest_dir, device=device, dtype=dtype)
     if manifest.draft is None:
         return LoadedModels(target=target, draft=None, diagnostics=warnings)

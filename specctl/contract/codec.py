@@ -19,6 +19,7 @@ from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.digests import resolve_source, verify_digests
 from specctl.contract.fingerprint import fingerprint
 from specctl.contract.manifest import SCHEMA_VERSION, Manifest
+from specctl.contract.tensor_places import verify_places
 
 __all__ = [
     "dump_manifest",
@@ -28,6 +29,7 @@ __all__ = [
     "parse_manifest",
     "resolve_source",
     "verify_digests",
+    "verify_places",
 ]
 
 _HEADS: Mapping[str, str] = {

@@ -101,7 +101,14 @@ def _yes(holds: bool) -> tuple[str, str]:
 
 def _contradictions(m: Manifest) -> Iterator[_Rule]:
     """Yield (path, rule, expected, found) for each rule that is broken."""
-    for rule in (*_geometry_rules(m), *_vocabulary_rules(m), *_shape_rules(m)):
+    rules = (
+        *_geometry_rules(m),
+        *_vocabulary_rules(m),
+        *_shape_rules(m),
+        *_sharing_rules(m),
+        *_size_rules(m),
+    )
+    for rule in rules:
         if rule[2] != rule[3]:
             yield rule
 
@@ -116,6 +123,13 @@ def _geometry_rules(m: Manifest) -> Iterator[_Rule]:
         yield "sharing", "null without a draft", "null", "null" if m.sharing is None else "a value"
         return
     yield "sharing", "given with a draft", "a mapping", "null" if m.sharing is None else "a mapping"
+    positions = m.target.decoder.max_position_embeddings
+    fits = gamma < positions
+    yield (
+        "geometry.num_speculative_tokens",
+        f"{gamma} is below the target's {positions} positions",
+        *_yes(fits),
+    )
     if m.draft.algorithm != "dspark":
         yield "geometry.draft_width", "1 for a chain", 1, g.draft_width
         return
@@ -146,6 +160,41 @@ def _vocabulary_rules(m: Manifest) -> Iterator[_Rule]:
     yield "vocabulary.map_digest", "set for a reduced map", *_yes(v.map_digest is not None)
     is_paired = (v.token_map_file is None) == (v.token_map_digest is None)
     yield "vocabulary.token_map_digest", "set when `token_map_file` is", *_yes(is_paired)
+
+
+def _sharing_rules(m: Manifest) -> Iterator[_Rule]:
+    """Yield what `sharing` and `map_tensor` must be, given which tensors the draft stores."""
+    if m.draft is None or m.sharing is None:
+        return
+    tensors = m.draft.tensors
+    single, many, head = ("own",) * 3
+    if "embedding" not in tensors:
+        single, many = "target", "checkpoint"
+    if "head" not in tensors:
+        head = "target"
+    where = "follows from `draft.tensors`"
+    yield "sharing.embedding_single_stage", where, single, m.sharing.embedding_single_stage
+    yield "sharing.embedding_multi_stage", where, many, m.sharing.embedding_multi_stage
+    yield "sharing.head", where, head, m.sharing.head
+    if (stored := tensors.get("head")) is not None:
+        yield "draft.tensors.head", "is a matrix, dimensions", 2, len(stored.shape)
+    if m.vocabulary.map_tensor is not None:
+        is_same = m.vocabulary.map_tensor == tensors.get("d2t")
+        yield "vocabulary.map_tensor", "equals `draft.tensors.d2t`", *_yes(is_same)
+
+
+def _size_rules(m: Manifest) -> Iterator[_Rule]:
+    rows = m.vocabulary.target_vocab_size
+    for token in m.vocabulary.forced_ids:
+        yield "vocabulary.forced_ids", f"id {token} is in 0..{rows - 1}", *_yes(0 <= token < rows)
+    for path, sizes in (
+        ("parallel.tensor_parallel_sizes", m.parallel.tensor_parallel_sizes),
+        ("graphs.batch_buckets", m.graphs.batch_buckets),
+    ):
+        wanted = sorted({size for size in sizes if size > 0})
+        yield path, "sizes above 0, each once, in ascending order", wanted, list(sizes)
+    least = min(m.parallel.layer_bytes, default=0)
+    yield "parallel.layer_bytes", f"{least} bytes is 0 or more", *_yes(least >= 0)
 
 
 def _shape_rules(m: Manifest) -> Iterator[_Rule]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from specctl.contract.codec import load_manifest, verify_digests
+from specctl.contract.codec import load_manifest, verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.ops.discover import Found, discover
 from specctl.ops.expect import Expectations, compare, read_expectations
@@ -126,9 +126,11 @@ def check_manifest_file(path: str) -> tuple[Diagnostic, ...]:
         manifest = load_manifest(path)
     except DiagnosticError as error:
         return error.diagnostics
+    directory = Path(path).parent
+    found = verify_digests(manifest, directory) or verify_places(manifest, directory)
     return tuple(
         msgspec.structs.replace(d, where=path + d.where.removeprefix("manifest"))
         if d.where.startswith("manifest#")
         else d
-        for d in verify_digests(manifest, Path(path).parent)
+        for d in found
     )

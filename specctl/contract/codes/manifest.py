@@ -94,7 +94,7 @@ CODES: tuple[Code, ...] = (
         code="SD710",
         slug="manifest-inconsistent",
         severity="error",
-        summary="Two facts in the manifest contradict each other.",
+        summary="Two facts in the manifest contradict each other, or one contradicts its file.",
         why="One of them is wrong, usually after an edit by hand. Using either would run with "
         "shapes, widths or ids that do not belong together.",
         fix="Correct the fact, or write the manifest again with `specctl manifest`",

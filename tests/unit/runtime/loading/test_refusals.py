@@ -14,7 +14,7 @@ from runtime.loading.files import WeightFiles
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Decoder, Manifest, Rope
 from tests.tiny import write_tiny_eagle3, write_tiny_target
-from tests.tiny_manifest import CPU, load_tiny, tiny_manifest
+from tests.tiny_manifest import CPU, load_tiny, tensor_refs, tiny_manifest
 from tests.tiny_pair import Edit, Pair, edit_tensors
 
 
@@ -185,8 +185,9 @@ def test_draft_facts_are_checked_too(pair: Pair) -> None:
 
 
 def test_embedding_key_without_prefix(pair: Pair) -> None:
+    edit_tensors(pair.target, put("tok_embeddings.weight", torch.zeros(104, 32)))
     manifest = pair.manifest()
-    embedding = msgspec.structs.replace(manifest.target.embedding, key="tok_embeddings.weight")
+    embedding = tensor_refs(pair.target)["tok_embeddings.weight"]
     target = msgspec.structs.replace(manifest.target, embedding=embedding)
     found = refusal(msgspec.structs.replace(manifest, target=target))
     assert (found.code, found.found) == ("SD815", "tok_embeddings.weight")
@@ -255,3 +256,15 @@ def _with_decoder(manifest: Manifest, **changes: Any) -> Manifest:
     decoder: Decoder = msgspec.structs.replace(manifest.target.decoder, **changes)
     target = msgspec.structs.replace(manifest.target, decoder=decoder)
     return msgspec.structs.replace(manifest, target=target)
+
+
+def test_a_tensor_described_otherwise_than_stored(pair: Pair) -> None:
+    manifest = pair.manifest()
+    assert manifest.draft is not None
+    fc = msgspec.structs.replace(manifest.draft.tensors["fc.weight"], dtype="F16")
+    tensors = {**manifest.draft.tensors, "fc.weight": fc}
+    draft = msgspec.structs.replace(manifest.draft, tensors=tensors)
+    found = refusal(msgspec.structs.replace(manifest, draft=draft))
+    assert (found.code, found.where) == ("SD710", "manifest#/draft/tensors/fc.weight")
+    assert "BF16" in str(found.expected)
+    assert "F16" in str(found.found)

@@ -104,7 +104,9 @@ def _draft() -> Draft:
         has_confidence_head=False,
         is_confidence_with_markov=False,
         tensors={
+            "d2t": _tensor("d2t", (24,), "I64"),
             "fc": _tensor("fc.weight", (16, 48)),
+            "head": _tensor("lm_head.weight", (24, 16)),
             "layers.0.q_proj.weight": _tensor("layers.0.self_attn.q_proj.weight", (16, 32)),
         },
         files=(_FILE,),

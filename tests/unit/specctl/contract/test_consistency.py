@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from specctl.contract.codec import fingerprint
 from specctl.contract.consistency import check_manifest, fact_paths
-from specctl.contract.manifest import Manifest, Origin, find_origin
+from specctl.contract.manifest import Manifest, Origin, TensorRef, find_origin
 
 replace = msgspec.structs.replace
+
+OTHER_MAP = TensorRef(key="other", file="model.safetensors", shape=(), dtype="I64", begin=0, end=8)
 
 
 def with_value(manifest: Manifest, path: str, value: Any) -> Manifest:
@@ -50,6 +52,16 @@ def test_a_good_manifest_has_no_findings(manifest: Manifest) -> None:
         ("draft.aux_layer_ids", None),
         ("parallel.layer_bytes", (1,)),
         ("sharing", None),
+        ("sharing.head", "target"),
+        ("sharing.embedding_single_stage", "own"),
+        ("sharing.embedding_multi_stage", "own"),
+        ("vocabulary.map_tensor", OTHER_MAP),
+        ("vocabulary.forced_ids", (-1,)),
+        ("vocabulary.forced_ids", (64,)),
+        ("parallel.layer_bytes", (-1, 100)),
+        ("parallel.tensor_parallel_sizes", (0, 1)),
+        ("graphs.batch_buckets", (2, 1)),
+        ("graphs.batch_buckets", (1, 1)),
         ("draft", None),
     ],
 )
@@ -90,6 +102,21 @@ def test_origins_match_whole_path_parts(manifest: Manifest) -> None:
     assert find_origin({"target": 1, "target.decoder": 2}, "target.decoder.rope.theta") == 2
     assert find_origin({"tar": 1}, "target.vocab_size") is None
     assert all(find_origin(manifest.origins, path) is not None for path in fact_paths(manifest))
+
+
+def test_more_tokens_than_the_target_has_positions(manifest: Manifest) -> None:
+    geometry = replace(manifest.geometry, num_speculative_tokens=128, verify_width=129)
+    (found,) = check_manifest(replace(manifest, geometry=geometry))
+    assert found.code == "SD710"
+    assert "128 is below the target's 128 positions" in found.message
+
+
+def test_a_head_is_a_matrix(manifest: Manifest) -> None:
+    assert manifest.draft is not None
+    head = replace(manifest.draft.tensors["head"], shape=())
+    draft = replace(manifest.draft, tensors={**manifest.draft.tensors, "head": head})
+    (found,) = check_manifest(replace(manifest, draft=draft))
+    assert (found.expected, found.found) == ("2", "0")
 
 
 def test_stale_fingerprint(manifest: Manifest) -> None:

@@ -50,7 +50,8 @@ def test_removing_one_check_is_noticed(check: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("at_root")
 def test_removing_the_digest_check_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specctl.ops.validate.verify_digests", lambda *facts: ())
+    for check in ("verify_digests", "verify_places"):
+        monkeypatch.setattr(f"specctl.ops.validate.{check}", lambda *facts: ())
     report = validate(["fixtures/manifests"], expect="fixtures/manifests/expected.yaml")
     assert {m.problem for m in report.mismatches or ()} == {"lacks SD702", "lacks SD712"}
 
