@@ -45,7 +45,7 @@ def _products(target: TargetModel) -> Iterator[tuple[torch.Tensor, torch.dtype |
         yield layer.attention.o_weight, None
         yield layer.mlp.gate_up_weight, None
         yield layer.mlp.down_weight, None
-    yield target.head_VD, torch.float32
+    yield target.reachable_head, torch.float32
 
 
 def _probe_attention(target: TargetModel) -> Iterator[RowInvariance]:

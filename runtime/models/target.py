@@ -156,16 +156,16 @@ class TargetModel:
 
     def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, V] over target ids; ids that cannot be chosen are -inf."""
-        logits = head_logits(hidden_MD, self._reachable_head)
+        logits = head_logits(hidden_MD, self.reachable_head)
         padding = self.facts.vocab_size - self.num_reachable_ids
         return torch.nn.functional.pad(logits, (0, padding), value=float("-inf"))
 
     def greedy_ids(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the argmax of `logits`, lowest id on a tie, same bits."""
-        ids, _ = head_argmax(hidden_MD, self._reachable_head)
+        ids, _ = head_argmax(hidden_MD, self.reachable_head)
         return ids
 
     @property
-    def _reachable_head(self) -> torch.Tensor:
-        """Head rows of ids that can be chosen; `logits` and `greedy_ids` multiply the same rows."""
+    def reachable_head(self) -> torch.Tensor:
+        """Rows [num_reachable_ids, D] of the head: `logits` and `greedy_ids` multiply just these."""
         return self.head_VD[: self.num_reachable_ids]

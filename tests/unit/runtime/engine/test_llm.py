@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from runtime.config import Overrides
 from runtime.engine.llm import LLM
+from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import RequestDelta, RequestInput
 from runtime.kernels import RowInvariance
 from specctl.contract.diagnostics import DiagnosticError
@@ -65,6 +67,22 @@ def test_ids_alone_need_no_tokenizer(manifest_path: Path) -> None:
 def test_the_oracle_needs_a_script(manifest_path: Path) -> None:
     with pytest.raises(DiagnosticError, match="SD807"):
         LLM.from_manifest(manifest_path, replace(SMALL, proposer="oracle"))
+
+
+def test_the_probe_multiplies_the_weights_that_serving_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed = []
+
+    def note(weight: torch.Tensor, *, out_dtype: torch.dtype | None) -> RowInvariance:
+        probed.append(weight.shape[0])
+        return RowInvariance(product="product", largest_difference=0.0)
+
+    monkeypatch.setattr("runtime.engine.probe.row_invariance_probe", note)
+    target = world.models.target
+    assert row_invariance_problems(target) == ()
+    assert target.num_reachable_ids < target.facts.vocab_size
+    assert probed[-1] == target.num_reachable_ids, "the head without the ids nobody can choose"
 
 
 def test_a_machine_whose_rows_vary_is_refused(
