@@ -167,5 +167,5 @@ class TargetModel:
 
     @property
     def reachable_head(self) -> torch.Tensor:
-        """Rows [num_reachable_ids, D] of the head: `logits` and `greedy_ids` multiply just these."""
+        """Rows [num_reachable_ids, D] of the head: `logits` and `greedy_ids` multiply these."""
         return self.head_VD[: self.num_reachable_ids]
