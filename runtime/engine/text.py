@@ -65,11 +65,6 @@ class TextStream:
         """Decode of every token pushed so far, cut before the stop string once it is complete."""
         return self._settled + self._tail
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string is complete."""
-        return self._is_stopped
-
     def push(self, token_id: int) -> bool:
         """Take the next target id; return whether it completes a stop string.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
@@ -173,11 +173,12 @@ def _input(
         logit_bias=options.logit_bias,
         min_tokens=options.min_tokens,
         seed=seed,
+        choice_index=index,
     )
     return RequestInput(
         request_id=request_id,
         prompt_ids_target=prompt.ids_target,
-        params=replace(params, choice_index=index),
+        params=params,
         max_tokens=options.max_tokens,
         stop=options.stop,
         stop_ids=options.stop_token_ids,
