@@ -145,7 +145,6 @@ class DraftCheckpoint:
         t2d: on-disk mask [V], one byte per target id.
         draft_to_target: absolute target ids in draft-id order; None without a map tensor or
             when its encoding is not decided.
-        verifier: the target's name as the draft's config gives it.
         tensors: canonical role -> tensor; roles are in `contract.roles`.
         unmapped: keys of the files that no role takes, sorted.
     """
@@ -182,7 +181,6 @@ class DraftCheckpoint:
     d2t: tuple[int, ...] | None
     t2d: bytes | None
     draft_to_target: tuple[int, ...] | None
-    verifier: str | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     tensors: Mapping[str, TensorRef]

@@ -40,14 +40,6 @@ class BlockFacts:
     draft_block_size: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCount:
-    """Tokens drafted in a round as declared, and the target's name."""
-
-    num_speculative_tokens: int | None = None
-    verifier: str | None = None
-
-
 def assemble(
     checkpoint: Checkpoint,
     *,
@@ -61,7 +53,7 @@ def assemble(
     target_num_layers: int | None,
     aux: AuxFacts,
     vocabulary: VocabularyFacts,
-    count: TokenCount,
+    num_speculative_tokens: int | None,
     geometry: Geometry | None,
     flags: NormFlags,
     block: BlockFacts,
@@ -100,14 +92,13 @@ def assemble(
         markov=block.markov,
         has_confidence_head=block.has_confidence_head,
         is_confidence_with_markov=block.is_confidence_with_markov,
-        declared_num_speculative_tokens=count.num_speculative_tokens,
+        declared_num_speculative_tokens=num_speculative_tokens,
         sample_from_anchor=block.sample_from_anchor,
         draft_block_size=block.draft_block_size,
         geometry=geometry,
         d2t=vocabulary.d2t,
         t2d=vocabulary.t2d,
         draft_to_target=vocabulary.draft_to_target,
-        verifier=count.verifier,
         bos_token_id=next(iter(target_ids(layers.data.get("bos_token_id"))), None),
         eos_token_ids=tuple(sorted(set(target_ids(layers.data.get("eos_token_id"))))),
         tensors=MappingProxyType(dict(matched.tensors)),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from specctl.checkpoint import Checkpoint
 from specctl.draft import DraftCheckpoint
-from specctl.formats.assemble import TokenCount, is_whole
+from specctl.formats.assemble import is_whole
 from specctl.formats.decoder import report_layer_count
 from specctl.formats.eagle3 import IGNORED_KEYS
 from specctl.formats.fields import CONFIG, Findings, root_fields
@@ -67,6 +67,6 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         root=root,
         layers=layers,
         family=family,
-        count=TokenCount(),
+        num_speculative_tokens=None,
         target_num_layers=index,
     )

@@ -15,7 +15,6 @@ from specctl.draft import DraftCheckpoint, chain_geometry
 from specctl.formats.assemble import (
     BlockFacts,
     NormFlags,
-    TokenCount,
     assemble,
     is_whole,
 )
@@ -89,7 +88,7 @@ def read_eagle3(
     layers: Fields,
     family: Family | None,
     aux: AuxFacts,
-    count: TokenCount,
+    num_speculative_tokens: int | None,
     flags: NormFlags,
 ) -> DraftCheckpoint:
     """Return the draft from its config facts and tensors.
@@ -101,7 +100,7 @@ def read_eagle3(
         layers: object with the layer's dimensions, equal to `root` in a flat config.
         family: of the layers, None when it is not supported.
         aux: captured layers.
-        count: declared tokens and target name.
+        num_speculative_tokens: as the file declares it.
         flags: as the config states them; the fc bias is taken from the tensors.
     """
     matched = dialect.names.match(checkpoint.tensors, root.findings)
@@ -121,7 +120,7 @@ def read_eagle3(
         num_aux_states=aux.num_states or 0,
         head_conditions=_flag_conditions(flags),
     )
-    gamma = count.num_speculative_tokens
+    gamma = num_speculative_tokens
     return assemble(
         checkpoint,
         format=dialect.format,
@@ -134,7 +133,7 @@ def read_eagle3(
         target_num_layers=None,
         aux=aux,
         vocabulary=read_vocabulary(checkpoint, matched, root=root, layers=layers),
-        count=count,
+        num_speculative_tokens=gamma,
         geometry=None if gamma is None else chain_geometry(gamma),
         flags=NormFlags(
             has_fc_bias="fc.bias" in matched.tensors,

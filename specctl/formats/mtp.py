@@ -12,7 +12,7 @@ from specctl.checkpoint import Checkpoint
 from specctl.contract.manifest import DraftFormat
 from specctl.contract.roles import MTP_ROLES
 from specctl.draft import DraftCheckpoint, chain_geometry
-from specctl.formats.assemble import BlockFacts, NormFlags, TokenCount, assemble
+from specctl.formats.assemble import BlockFacts, NormFlags, assemble
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import read_draft_stack
 from specctl.formats.fields import Fields
@@ -31,7 +31,7 @@ def read_mtp(
     root: Fields,
     layers: Fields,
     family: Family | None,
-    count: TokenCount,
+    num_speculative_tokens: int | None,
     target_num_layers: int | None,
 ) -> DraftCheckpoint:
     """Return the draft from its config facts and tensors.
@@ -43,7 +43,7 @@ def read_mtp(
         root: config root.
         layers: object with the layer's dimensions.
         family: of the layer, None when it is not supported.
-        count: declared tokens and target name.
+        num_speculative_tokens: as the file declares it.
         target_num_layers: layers that the file's numbering gives the target.
     """
     matched = names.match(checkpoint.tensors, root.findings)
@@ -63,7 +63,7 @@ def read_mtp(
         layers.where("hidden_size"),
         "an MTP layer has the target's width",
     )
-    gamma = count.num_speculative_tokens
+    gamma = num_speculative_tokens
     return assemble(
         checkpoint,
         format=format,
@@ -76,7 +76,7 @@ def read_mtp(
         target_num_layers=target_num_layers,
         aux=NO_AUX,
         vocabulary=identity_vocabulary(layers),
-        count=count,
+        num_speculative_tokens=gamma,
         geometry=None if gamma is None else chain_geometry(gamma),
         flags=NormFlags(),
         block=BlockFacts(),

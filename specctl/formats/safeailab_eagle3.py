@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
 from specctl.draft import DraftCheckpoint
-from specctl.formats.assemble import TokenCount
 from specctl.formats.aux_layers import (
     NO_AUX,
     AuxFacts,
@@ -47,7 +46,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         layers=layers,
         family=family,
         aux=_aux(root),
-        count=TokenCount(),
+        num_speculative_tokens=None,
         flags=flags,
     )
 

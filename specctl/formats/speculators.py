@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from specctl.formats.assemble import TokenCount
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import CLASS_DEFAULTS, Family, defaults_rule, read_family
 
 GAMMA_PATH = "geometry.num_speculative_tokens"
 
 
-def read_token_count(root: Fields, model_type: str) -> TokenCount:
-    """Return the declared token count and target name.
+def read_token_count(root: Fields, model_type: str) -> int | None:
+    """Return the declared token count, having checked the section that holds it.
 
     Diagnostics: SD206 (no `speculators_config`), SD207, SD208 (algorithm), SD209, SD210, SD301.
     """
@@ -21,7 +20,7 @@ def read_token_count(root: Fields, model_type: str) -> TokenCount:
     if section is None:
         if not root.has("speculators_config"):
             root.integer("speculators_config", is_required=True)
-        return TokenCount()
+        return None
     algorithm = section.text("algorithm")
     if algorithm is not None and algorithm != model_type:
         root.findings.add(
@@ -31,9 +30,9 @@ def read_token_count(root: Fields, model_type: str) -> TokenCount:
             expected=f"`{model_type}` in both",
             found=f"`{algorithm}`",
         )
-    return TokenCount(
-        num_speculative_tokens=_speculative_tokens(section), verifier=_verifier(section)
-    )
+    tokens = _speculative_tokens(section)
+    _check_target_name(section)
+    return tokens
 
 
 def layer_fields(root: Fields, *, absent_model_type: Family) -> tuple[Fields, Family | None]:
@@ -89,10 +88,9 @@ def _speculative_tokens(section: Fields) -> int | None:
     return None
 
 
-def _verifier(section: Fields) -> str | None:
-    verifier = section.section("verifier")
-    name = verifier.text("name_or_path") if verifier is not None else None
-    if name is None:
+def _check_target_name(section: Fields) -> None:
+    target = section.section("verifier")
+    if target is None or target.text("name_or_path") is None:
         section.findings.add(
             "SD209",
             where=section.where("verifier") + "/name_or_path",
@@ -100,7 +98,6 @@ def _verifier(section: Fields) -> str | None:
             expected="a hub id",
             found="nothing",
         )
-    return name
 
 
 def report_gamma_missing(root: Fields, where: str) -> None:

@@ -18,7 +18,6 @@ from specctl.draft import DraftCheckpoint, block_geometry
 from specctl.formats.assemble import (
     BlockFacts,
     NormFlags,
-    TokenCount,
     assemble,
     is_whole,
 )
@@ -58,9 +57,9 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
     root = root_fields(checkpoint.config, Findings())
     layers, family = layer_fields(root, absent_model_type="qwen3")
-    count = read_token_count(root, "dspark")
+    tokens = read_token_count(root, "dspark")
     matched = NAMES.match(checkpoint.tensors, root.findings)
-    block = _read_block(root, matched, count)
+    block = _read_block(root, matched, tokens)
     aux = read_boundary_ids(root, "aux_hidden_state_layer_ids", has_default=False)
     num_layers = count_layers(matched.tensors)
     if family is not None and is_whole(checkpoint):
@@ -89,8 +88,8 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         target_num_layers=None,
         aux=aux,
         vocabulary=read_vocabulary(checkpoint, matched, root=root, layers=layers),
-        count=count,
-        geometry=_geometry(root, block, count),
+        num_speculative_tokens=tokens,
+        geometry=_geometry(root, block, tokens),
         flags=NormFlags(),
         block=block,
     )
@@ -105,7 +104,7 @@ def _head_conditions(block: BlockFacts) -> frozenset[str]:
     return frozenset(words)
 
 
-def _read_block(root: Fields, matched: Matched, count: TokenCount) -> BlockFacts:
+def _read_block(root: Fields, matched: Matched, tokens: int | None) -> BlockFacts:
     size = root.integer("block_size", "geometry.draft_block_size", is_required=True)
     mask = root.integer("mask_token_id", "draft.mask_token_id", minimum=0)
     if mask is None and not root.has("mask_token_id"):
@@ -136,7 +135,7 @@ def _read_block(root: Fields, matched: Matched, count: TokenCount) -> BlockFacts
         markov=markov,
         has_confidence_head=has_confidence,
         is_confidence_with_markov=with_markov,
-        sample_from_anchor=_anchor(root, size, count.num_speculative_tokens),
+        sample_from_anchor=_anchor(root, size, tokens),
         draft_block_size=size,
     )
 
@@ -165,12 +164,8 @@ def _anchor(root: Fields, size: int | None, tokens: int | None) -> bool | None:
     return inferred
 
 
-def _geometry(root: Fields, block: BlockFacts, count: TokenCount) -> Geometry | None:
-    size, anchor, tokens = (
-        block.draft_block_size,
-        block.sample_from_anchor,
-        count.num_speculative_tokens,
-    )
+def _geometry(root: Fields, block: BlockFacts, tokens: int | None) -> Geometry | None:
+    size, anchor = block.draft_block_size, block.sample_from_anchor
     if size is None or anchor is None:
         return None
     available = size if anchor else size - 1

@@ -20,7 +20,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
     root = root_fields(checkpoint.config, Findings())
     layers, family = layer_fields(root, absent_model_type="qwen3")
-    count = read_token_count(root, "eagle3")
+    tokens = read_token_count(root, "eagle3")
     return read_eagle3(
         checkpoint,
         DIALECT,
@@ -28,7 +28,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         layers=layers,
         family=family,
         aux=read_boundary_ids(root, "eagle_aux_hidden_state_layer_ids", has_default=True),
-        count=count,
+        num_speculative_tokens=tokens,
         flags=read_norm_flags(root, has_norm_before_residual=_norm_before_residual(root)),
     )
 

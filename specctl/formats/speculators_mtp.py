@@ -30,7 +30,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
     root = root_fields(checkpoint.config, Findings())
     layers, family = layer_fields(root, absent_model_type="qwen2")
-    count = read_token_count(root, "mtp")
+    tokens = read_token_count(root, "mtp")
     refuse_several_layers(root, 1)
     return read_mtp(
         checkpoint,
@@ -39,6 +39,6 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         root=root,
         layers=layers,
         family=family,
-        count=count,
+        num_speculative_tokens=tokens,
         target_num_layers=None,
     )

@@ -84,17 +84,17 @@ def build_token_map(
     texts = find_corpus(corpus, fields=fields, roles=roles)
     loaded = load_tokenizer(find_tokenizer(tokenizer))
     target = find_forced_ids(loaded, keep)
-    vocab_size = _vocab_size(loaded, target)
+    target_vocab_size = _target_vocab_size(loaded, target)
     plan = survey(texts, _tally(progress, "reading", texts.num_bytes))
     counted, held_out = _count_both(texts, plan, make_counter(loaded), progress)
     choice = _choose(counted, held_out, target, size, max_loss)
     report = make_report(
-        texts, loaded, target, plan, (counted, held_out), choice, max_loss, vocab_size
+        texts, loaded, target, plan, (counted, held_out), choice, max_loss, target_vocab_size
     )
     paths = write_token_map(
         Path(output),
         choice.selection.ids_target,
-        target_vocab_size=vocab_size,
+        target_vocab_size=target_vocab_size,
         provenance=provenance(report),
     )
     files = {path.name: digest_file(path, where=str(path)) for path in paths}
@@ -129,17 +129,18 @@ def find_tokenizer(source: str | Path | None) -> Path:
     return _existing(directory / TOKENIZER_FILE, f"{MANIFEST}#/target/source")
 
 
-def _vocab_size(loaded: LoadedTokenizer, target: TargetIds) -> int:
+def _target_vocab_size(loaded: LoadedTokenizer, target: TargetIds) -> int:
     """Return the target's embedding rows, the tokenizer's size when no config states them."""
-    if target.vocab_size is None or target.vocab_size >= loaded.size:
-        return target.vocab_size or loaded.size
+    rows = target.target_vocab_size
+    if rows is None or rows >= loaded.size:
+        return loaded.size if rows is None else rows
     raise DiagnosticError(
         diagnose(
             "SD415",
             where="config.json#/vocab_size",
-            message=f"the tokenizer has {loaded.size} ids, the embedding {target.vocab_size} rows",
+            message=f"the tokenizer has {loaded.size} ids, the embedding {rows} rows",
             expected=f"at least {loaded.size}",
-            found=target.vocab_size,
+            found=rows,
         )
     )
 

@@ -88,7 +88,7 @@ def make_report(
     counts: tuple[Counts, Counts],
     choice: MapChoice,
     max_loss: float,
-    vocab_size: int,
+    target_vocab_size: int,
 ) -> TokenMapReport:
     counted, held_out = counts
     ids_target = choice.selection.ids_target
@@ -96,7 +96,7 @@ def make_report(
         tokenizer=str(loaded.path),
         tokenizer_size=loaded.size,
         tokenizer_digest=loaded.digest,
-        target_vocab_size=vocab_size,
+        target_vocab_size=target_vocab_size,
         num_files=len(texts.files),
         num_documents=plan.num_documents,
         num_tokens=counted.num_tokens,

@@ -54,12 +54,12 @@ class TargetIds:
 
     Args:
         forced: ascending by id.
-        vocab_size: embedding rows of the target's config, None without a config.
+        target_vocab_size: embedding rows of the target's config, None without a config.
         num_reserved: special tokens left out because they are reserved.
     """
 
     forced: tuple[ForcedId, ...]
-    vocab_size: int | None
+    target_vocab_size: int | None
     num_reserved: int
 
 
@@ -103,7 +103,7 @@ def find_forced_ids(tokenizer: LoadedTokenizer, keep: Iterable[str] = ()) -> Tar
         raise DiagnosticError(problems)
     return TargetIds(
         forced=tuple(forced),
-        vocab_size=_vocab_size(tables[CONFIG]),
+        target_vocab_size=_target_vocab_size(tables[CONFIG]),
         num_reserved=num_reserved,
     )
 
@@ -152,7 +152,7 @@ def _ids(table: Mapping[str, Any], key: str) -> list[int]:
     return [item for item in items if type(item) is int and item >= 0]
 
 
-def _vocab_size(config: Mapping[str, Any]) -> int | None:
+def _target_vocab_size(config: Mapping[str, Any]) -> int | None:
     sizes = [
         table.get("vocab_size")
         for table in (config, config.get("text_config"))

@@ -148,7 +148,7 @@ def test_forced_ids_and_their_reasons(tokenizer: LoadedTokenizer) -> None:
     assert reasons[100] == ("--keep",)
     assert reasons[think] == ("chat template", "--keep")
     assert found.num_reserved == 1
-    assert found.vocab_size == tokenizer.size + 11
+    assert found.target_vocab_size == tokenizer.size + 11
 
 
 def copy_target(target_dir: Path, tmp_path: Path, **files: object) -> LoadedTokenizer:
@@ -164,7 +164,7 @@ def test_a_tokenizer_alone_has_its_specials(target_dir: Path, tmp_path: Path) ->
     shutil.copy(target_dir / "tokenizer.json", tmp_path / "tokenizer.json")
     found = find_forced_ids(load_tokenizer(tmp_path / "tokenizer.json"))
     assert [forced.target_id for forced in found.forced] == [0, 1, 2]
-    assert found.vocab_size is None
+    assert found.target_vocab_size is None
 
 
 def test_text_config_and_template_file(target_dir: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_text_config_and_template_file(target_dir: Path, tmp_path: Path) -> None
     found = find_forced_ids(tokenizer)
     assert {f.target_id for f in found.forced} == {0, 1, 2, 3, 40, 60, tokenizer.size - 1}
     assert found.num_reserved == 0
-    assert found.vocab_size == 999
+    assert found.target_vocab_size == 999
 
 
 def test_ids_that_the_tokenizer_lacks(target_dir: Path, tmp_path: Path) -> None:
