@@ -23,7 +23,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DRAFT = "fixtures/drafts/smollm2-135m-eagle3"
-MONTH = "202611"
 LIMIT_S = 0.2
 LIMITS = (
     "*Limits.* One machine, {runs} runs of each command in alternation, page cache warm. A load "
@@ -92,6 +91,10 @@ def processor() -> str:
     return found[1].strip() if found else platform.machine()
 
 
+def month() -> str:
+    return time.strftime("%Y%m")
+
+
 def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -115,7 +118,7 @@ def page(times: Times, runs: int, load: tuple[float, float]) -> str:
     verdict = "all below" if not over else "over: " + ", ".join(f"`{label}`" for label in over)
     return "\n".join(
         [
-            f"# Start of the command line, {processor()}, {MONTH}",
+            f"# Start of the command line, {processor()}, {month()}",
             "",
             "Whole processes, milliseconds of wall time and (last) of user and system time.",
             "",
@@ -139,7 +142,7 @@ def page(times: Times, runs: int, load: tuple[float, float]) -> str:
 
 def file_name() -> str:
     words = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", " ", processor())
-    return f"startup_{re.sub(r'[^a-z0-9]+', '-', words.lower()).strip('-')}_{MONTH}.md"
+    return f"startup_{re.sub(r'[^a-z0-9]+', '-', words.lower()).strip('-')}_{month()}.md"
 
 
 def main() -> None:
