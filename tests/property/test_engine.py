@@ -18,6 +18,20 @@ from tests.engine_harness import KV_BLOCK_SIZE, World, drive, make_rig, make_wor
 from tests.engine_harness import reference_ids as decode_alone
 
 MAX_MODEL_LEN = 48
+# What preemption, a prefix hit and rejected drafts could make a request forget or count twice.
+OPTIONS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=1.0),
+    "filtered": SamplingParams(
+        temperature=0.8, top_k=12, top_p=0.9, min_p=0.01, logit_bias=((5, 3.0), (9, -2.0))
+    ),
+    "penalised": SamplingParams(
+        presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.3, min_tokens=6
+    ),
+    "sampled-penalised": SamplingParams(
+        temperature=0.9, choice_index=1, frequency_penalty=0.5, min_tokens=3
+    ),
+}
 
 
 @cache
@@ -26,19 +40,19 @@ def world() -> World:
 
 
 @cache
-def reference(seed: int, length: int, max_tokens: int, is_sampled: bool) -> tuple[int, ...]:
+def reference(seed: int, length: int, max_tokens: int, options: str) -> tuple[int, ...]:
     return decode_alone(
-        world(), _request(seed, length, max_tokens, is_sampled), max_model_len=MAX_MODEL_LEN
+        world(), _request(seed, length, max_tokens, options), max_model_len=MAX_MODEL_LEN
     )
 
 
-def _request(seed: int, length: int, max_tokens: int, is_sampled: bool) -> RequestInput:
+def _request(seed: int, length: int, max_tokens: int, options: str) -> RequestInput:
     # Few seeds and a shared stem: prompts repeat, and differ after common blocks.
     stem = prompt_of(99, 24)[: length // 2]
     return RequestInput(
         request_id="",
         prompt_ids_target=stem + prompt_of(seed, length - len(stem)),
-        params=SamplingParams(temperature=1.0 * is_sampled, seed=seed),
+        params=replace(OPTIONS[options], seed=seed),
         max_tokens=max_tokens,
     )
 
@@ -48,7 +62,7 @@ REQUESTS = st.lists(
         st.integers(0, 3),  # seed
         st.sampled_from([1, 2, 8, 9, 17, 25, 36]),  # prompt length
         st.sampled_from([1, 5, 14]),  # max_tokens
-        st.booleans(),  # sampled
+        st.sampled_from(sorted(OPTIONS)),
         st.integers(0, 8),  # arrival
     ),
     min_size=1,
@@ -68,7 +82,7 @@ REQUESTS = st.lists(
     has_cache=st.booleans(),
 )
 def test_any_traffic_gives_the_tokens_of_each_request_alone(
-    shapes: list[tuple[int, int, int, bool, int]],
+    shapes: list[tuple[int, int, int, str, int]],
     proposer: str,
     gamma: int,
     max_num_requests: int,
