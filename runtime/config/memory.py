@@ -70,8 +70,13 @@ def affordable_blocks(
 
 
 def memory_budget(ledger: Ledger, device: torch.device, free_bytes: int | None) -> int:
-    """Return the bytes that weights and KV may take; None asks the device what is free."""
+    """Return the bytes that weights and KV may take; None asks the device what is free.
+
+    A given number of blocks may take all of it.
+    """
     fraction = ledger.given.kv_memory_fraction or DEFAULT_MEMORY_FRACTION[device.type]
+    if ledger.given.num_kv_blocks is not None:
+        fraction = 1.0
     return int((available_bytes(device) if free_bytes is None else free_bytes) * fraction)
 
 
@@ -85,7 +90,8 @@ def settle_lengths(
 ) -> tuple[int, int]:
     """Return `max_model_len` and `num_kv_blocks` such that one request always fits.
 
-    Findings: SD832 (longer than the target), SD804 (does not fit), SD833 (lowered to fit), SD805.
+    Findings: SD832 (longer than the target, more blocks than memory), SD804 (does not fit), SD833
+    (lowered to fit), SD805.
     """
     known = manifest.target.decoder.max_position_embeddings
     wanted = ledger.pick("max_model_len", known, origin="manifest")
@@ -102,6 +108,7 @@ def settle_lengths(
     num_blocks = ledger.pick("num_kv_blocks", min(full, num_affordable_blocks), origin="derived")
     if ledger.given.num_kv_blocks is not None and ledger.given.kv_memory_fraction is not None:
         ledger.idle("kv_memory_fraction", "`num_kv_blocks` is given")
+    _check_given_blocks(ledger, num_blocks, num_affordable_blocks, max_num_requests)
     held = max(0, num_blocks - 1) * kv_block_size
     if held >= wanted:
         return wanted, num_blocks
@@ -124,6 +131,28 @@ def settle_lengths(
         )
     )
     return ledger.note("max_model_len", held, "derived"), num_blocks
+
+
+def _check_given_blocks(
+    ledger: Ledger, num_blocks: int, num_affordable_blocks: int, max_num_requests: int
+) -> None:
+    """Collect SD832 for more blocks than the memory holds and more requests than blocks."""
+    if ledger.given.num_kv_blocks is not None and num_blocks > num_affordable_blocks:
+        ledger.refuse(
+            "SD832",
+            "num_kv_blocks",
+            f"`num_kv_blocks` is {num_blocks}",
+            expected=f"at most {num_affordable_blocks}, which the free memory holds",
+            found=num_blocks,
+        )
+    elif ledger.given.max_num_requests is not None and max_num_requests >= num_blocks > 1:
+        ledger.refuse(
+            "SD832",
+            "max_num_requests",
+            f"{max_num_requests} requests cannot run at once with {num_blocks} KV blocks",
+            expected=f"at most {num_blocks - 1}, one block each and one for padding",
+            found=max_num_requests,
+        )
 
 
 def _in_dtype(stored: int, stored_dtype: str, dtype: torch.dtype) -> int:

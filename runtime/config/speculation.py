@@ -13,7 +13,8 @@ from specctl.contract.manifest import Manifest
 def settle_proposer(ledger: Ledger, manifest: Manifest) -> tuple[ProposerName, int]:
     """Return the proposer and the drafts per round; 0 drafts and `none` imply each other.
 
-    Findings: SD807 (cannot run with this manifest), SD806 (more drafts than a block yields), SD805.
+    Findings: SD807 (cannot run with this manifest), SD806 (more drafts than a block yields), SD832
+    (more drafts than positions), SD805.
     """
     draft = manifest.draft
     name = ledger.pick(
@@ -60,6 +61,15 @@ def _settle_gamma(ledger: Ledger, manifest: Manifest, proposer: ProposerName) ->
         )
     else:
         gamma = ledger.pick("num_speculative_tokens", DEFAULT_NUM_SPECULATIVE_TOKENS)
+    positions = manifest.target.decoder.max_position_embeddings
+    if gamma >= positions:
+        ledger.refuse(
+            "SD832",
+            "num_speculative_tokens",
+            f"a round of {gamma} drafts never fits into the target's {positions} positions",
+            expected=f"at most {positions - 1}",
+            found=gamma,
+        )
     if geometry.draft_block_size is None or proposer not in DRAFT_PROPOSERS:
         return gamma
     limit = geometry.draft_block_size - (0 if geometry.sample_from_anchor else 1)

@@ -123,13 +123,9 @@ def _geometry_rules(m: Manifest) -> Iterator[_Rule]:
         yield "sharing", "null without a draft", "null", "null" if m.sharing is None else "a value"
         return
     yield "sharing", "given with a draft", "a mapping", "null" if m.sharing is None else "a mapping"
-    positions = m.target.decoder.max_position_embeddings
-    fits = gamma < positions
-    yield (
-        "geometry.num_speculative_tokens",
-        f"{gamma} is below the target's {positions} positions",
-        *_yes(fits),
-    )
+    limit = m.target.decoder.max_position_embeddings - 1
+    allowed = gamma if gamma <= limit else f"at most {limit}"
+    yield "geometry.num_speculative_tokens", "below the target's positions", allowed, gamma
     if m.draft.algorithm != "dspark":
         yield "geometry.draft_width", "1 for a chain", 1, g.draft_width
         return

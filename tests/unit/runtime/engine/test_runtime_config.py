@@ -115,12 +115,31 @@ def test_a_setting_without_effect_is_a_warning(
         ({"max_num_requests": 9, "max_num_batched_tokens": 8}, "SD832", "max-num-batched-tokens"),
         ({"max_model_len": 513}, "SD832", "max-model-len"),
         ({"max_model_len": 100, "num_kv_blocks": 7}, "SD804", "max-model-len"),
+        ({"num_speculative_tokens": 512}, "SD832", "num-speculative-tokens"),
+        ({"num_speculative_tokens": 512, "proposer": "ngram"}, "SD832", "num-speculative-tokens"),
+        ({"num_speculative_tokens": 10**23}, "SD832", "num-speculative-tokens"),
+        ({"num_kv_blocks": 10**23}, "SD832", "num-kv-blocks"),
+        ({"num_kv_blocks": 40, "max_num_requests": 40}, "SD832", "max-num-requests"),
+        ({"max_num_requests": 10**12}, "SD832", "max-num-requests"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(
     manifest: Manifest, given: dict[str, object], code: str, setting: str
 ) -> None:
     assert codes(manifest, **given) == [(code, f"--{setting}")]
+
+
+def test_a_pool_beyond_the_free_memory_names_what_fits(manifest: Manifest) -> None:
+    """The default share of the memory does not bind a number of blocks that was given."""
+    block = kv_block_bytes(manifest, torch.float32, kv_block_size=16, with_draft=True)
+    free = weight_bytes(manifest, torch.float32, with_draft=True) + 100 * block
+    settled = resolve_config(manifest, Overrides(device="cpu", num_kv_blocks=100), free_bytes=free)
+    assert settled.num_kv_blocks == 100
+    with pytest.raises(DiagnosticError) as refused:
+        resolve_config(manifest, Overrides(device="cpu", num_kv_blocks=101), free_bytes=free)
+    (found,) = refused.value.diagnostics
+    assert (found.code, found.where, found.found) == ("SD832", "--num-kv-blocks", "101")
+    assert found.expected == "at most 100, which the free memory holds"
 
 
 def test_all_wrong_settings_of_a_stage_are_reported_together(manifest: Manifest) -> None:
