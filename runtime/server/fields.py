@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -9,6 +10,8 @@ from runtime.server.options import MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOP_STRING
 from runtime.server.reader import BodyReader, shown
 
 Prompt: TypeAlias = str | tuple[int, ...]
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 def read_prompts(reader: BodyReader) -> tuple[Prompt, ...]:
@@ -168,14 +171,14 @@ def read_logit_bias(reader: BodyReader) -> tuple[tuple[int, float], ...]:
         return ()
     biases: dict[int, float] = {}
     for key, item in value.items():
-        pointer = f"logit_bias/{key}"
-        if not (key.isascii() and key.isdigit()):
+        pointer = f"logit_bias/{key[:20]}"
+        if _TOKEN_ID.fullmatch(key) is None:
             reader.problem(
                 "SD903",
                 pointer,
                 "a key of `logit_bias` is not a token id",
-                expected="decimal digits",
-                found=key,
+                expected="decimal digits without leading zeros",
+                found=shown(key),
             )
         elif not isinstance(item, (int, float)) or isinstance(item, bool):
             reader.wrong_type(pointer, "a number", item)

@@ -82,6 +82,10 @@ def decode_body(raw: bytes) -> Body:
     """
     try:
         body = msgspec.json.decode(raw)
+    except RecursionError as error:
+        raise DiagnosticError(
+            diagnose("SD901", where="body#", message="the body is nested too deeply")
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DiagnosticError(
             diagnose("SD901", where="body#", message=f"the body is not JSON: {error}")

@@ -105,8 +105,8 @@ def prepare_chat(request: ChatRequest, served: ServedModel, response_id: str) ->
     """
     check_model(request.options.model, served)
     text = served.chat(request.messages)
-    ids = _tokenizer(served, "messages").encode(text, add_special_tokens=False).ids
-    prompt = _Encoded(pointer="messages", ids_target=tuple(ids))
+    ids = _ids(_tokenizer(served, "messages"), text, with_special_tokens=False)
+    prompt = _Encoded(pointer="messages", ids_target=ids)
     return _prepare([prompt], request.options, served, response_id)
 
 
@@ -138,8 +138,14 @@ def _tokenizer(served: ServedModel, pointer: str) -> Tokenizer:
 
 def _encode(prompt: Prompt, served: ServedModel, pointer: str) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(_tokenizer(served, pointer).encode(prompt).ids)
+        return _ids(_tokenizer(served, pointer), prompt, with_special_tokens=True)
     return prompt
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, with_special_tokens: bool) -> tuple[int, ...]:
+    """Encode with the interpreter released, which `encode` of one text does not do."""
+    (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=with_special_tokens)
+    return tuple(encoded.ids)
 
 
 def _prepare(

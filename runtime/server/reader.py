@@ -166,6 +166,6 @@ def shown(value: object) -> str:
 def _range_text(option: Option) -> str:
     low, high = option.low, option.high
     if low is None:
-        return f"at most {high:g}" if high is not None else "a finite number"
-    lower = f"above {low:g}" if option.is_low_open else f"{low:.16g}"
-    return f"{lower} to {high:.20g}" if high is not None else f"at least {low:g}"
+        return f"at most {high}" if high is not None else "a finite number"
+    lower = f"above {low}" if option.is_low_open else f"{low}"
+    return f"{lower} to {high}" if high is not None else f"at least {low}"

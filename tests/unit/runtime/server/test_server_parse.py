@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +224,46 @@ def test_any_body_is_parsed_or_refused_with_a_field(path: str, body: dict[str, o
             assert diagnostic.where.startswith("body#")
     else:
         assert prepared.inputs
+
+
+@pytest.mark.parametrize("depth", [990, 5000, 100_000])
+def test_deep_nesting_is_refused_like_any_other_body(depth: int) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        decode_body(b'{"prompt": ' + b"[" * depth + b"]" * depth + b"}")
+    (found,) = caught.value.diagnostics
+    assert found.code == "SD901"
+    assert "deep" in found.message
+
+
+def test_the_range_of_seeds_is_named_exactly() -> None:
+    found = problem("/v1/completions", {"prompt": [5], "seed": 2**63}).diagnostics[0]
+    assert found.expected == "-9223372036854775808 to 9223372036854775807"
+    assert prepare("/v1/completions", b'{"prompt": [5], "seed": 9223372036854775807}').inputs
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "007", "+7", ""])
+def test_a_bias_key_is_one_decimal_number(key: str) -> None:
+    """Two spellings of one id would leave open which bias counts."""
+    found = problem("/v1/completions", {"prompt": [5], "logit_bias": {key: 1}}).diagnostics[0]
+    assert found.code == "SD903"
+    assert found.where.startswith("body#/logit_bias/")
+
+
+def test_encoding_a_long_prompt_lets_other_threads_run() -> None:
+    """The tokenizer's own `encode` holds the interpreter: /health would wait for it."""
+    body = json.dumps({"prompt": "ab" * 200_000}).encode()
+    refusals: list[DiagnosticError] = []
+
+    def refuse() -> None:
+        with pytest.raises(DiagnosticError) as caught:
+            prepare("/v1/completions", body)
+        refusals.append(caught.value)
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert [error.diagnostics[0].code for error in refusals] == ["SD909"]
+    assert turns > 10
