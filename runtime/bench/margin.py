@@ -54,7 +54,8 @@ def top_two_after(target: TargetModel, ids_target: Sequence[int], kv_block_size:
         batch = pack_rows(rows, (view,), kv_block_size=kv_block_size, device=target.device)
         hidden = target.forward(batch, pool.layers).hidden_ND[-1:]
     assert hidden is not None, "there is no token to predict from"
-    values, ids = target.logits(hidden)[0].topk(2)
-    top1, top2 = values.tolist()
-    top1_id, top2_id = ids.tolist()
+    # A stable sort, as the target breaks a tie: the lowest id first. topk promises no order.
+    values, ids = torch.sort(target.logits(hidden)[0], descending=True, stable=True)
+    top1, top2 = values[:2].tolist()
+    top1_id, top2_id = ids[:2].tolist()
     return TopTwo(top1_id=top1_id, top2_id=top2_id, margin=top1 - top2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
+import torch
 
 from runtime import main
 from runtime.bench.compare import compare_arms, compare_reference, first_difference
@@ -164,6 +166,12 @@ def test_top_two_agrees_with_the_engine(tiny_pair: Path) -> None:
     for count, token in enumerate(answer.ids_target):
         ids = (*PROMPTS[0], *answer.ids_target[:count])
         assert top_two_after(llm.models.target, ids, 16).top1_id == token
+
+
+def test_top_two_takes_the_lowest_ids_of_a_tie(tiny_pair: Path) -> None:
+    target = LLM.from_manifest(tiny_pair, CPU.to_overrides()).models.target
+    level = replace(target, head_VD=torch.ones_like(target.head_VD))
+    assert top_two_after(level, PROMPTS[0], 16) == TopTwo(top1_id=0, top2_id=1, margin=0.0)
 
 
 @pytest.mark.parametrize(
