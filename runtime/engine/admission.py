@@ -108,6 +108,12 @@ def _range_problems(wish: RequestInput, config: RuntimeConfig) -> Iterator[Diagn
             0 <= (wish.num_speculative_tokens or 0) <= gamma,
         ),
         ("temperature", params.temperature, "finite, at least 0", _is_at_least(params.temperature)),
+        (
+            "seed",
+            params.seed,
+            f"{-(2**63)} to {2**63 - 1}",
+            -(2**63) <= params.seed < 2**63,
+        ),
         ("top_k", params.top_k, "at least 0", params.top_k >= 0),
         ("top_p", params.top_p, "above 0, at most 1", 0 < params.top_p <= 1),
         ("min_p", params.min_p, "0 to 1", 0 <= params.min_p <= 1),

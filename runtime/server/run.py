@@ -8,6 +8,7 @@ event and `[DONE]`; the exit status is 0. A second SIGINT stops at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ import uvicorn
 from runtime.server.app import Services, make_app
 from runtime.server.front import Front
 from runtime.server.settings import ServeSettings
+from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 _AFTER_GRACE_S = 5.0  # for the last events to reach slow clients
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -40,6 +42,29 @@ def serve_http(services: Services, settings: ServeSettings) -> None:
         timeout_graceful_shutdown=int(settings.grace_s + _AFTER_GRACE_S),
     )
     _Server(config, services.front, grace_s=settings.grace_s).run()
+
+
+def check_address(host: str, port: int) -> None:
+    """Bind the address once and let it go, so that a taken port is known before a model loads.
+
+    Raises:
+        DiagnosticError: SD835.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in found:
+            socket.create_server(address[:2], family=family).close()
+    except (OSError, UnicodeError) as error:
+        is_port = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
+        raise DiagnosticError(
+            diagnose(
+                "SD835",
+                where="--port" if is_port else "--host",
+                message="the server cannot listen at this address",
+                expected="a free port of an address of this machine",
+                found=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
+            )
+        ) from error
 
 
 class _Server(uvicorn.Server):

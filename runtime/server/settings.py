@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from specctl.contract.diagnostics import DiagnosticError, diagnose
+
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_GRACE_S = 30.0
@@ -51,7 +53,21 @@ class ServeSettings:
 
 
 def settle(options: ServeOptions, *, target_name: str) -> ServeSettings:
-    """Fill in the defaults."""
+    """Fill in the defaults.
+
+    Raises:
+        DiagnosticError: SD832, no name.
+    """
+    if options.model_name == "":
+        raise DiagnosticError(
+            diagnose(
+                "SD832",
+                where="--served-model-name",
+                message="`served_model_name` is empty, and clients ask for a model by its name",
+                expected="one character or more",
+                found="none",
+            )
+        )
     return ServeSettings(
         host=DEFAULT_HOST if options.host is None else options.host,
         port=DEFAULT_PORT if options.port is None else options.port,

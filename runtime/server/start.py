@@ -15,7 +15,7 @@ from runtime.server.front import Front
 from runtime.server.info import info_object
 from runtime.server.loop import EngineLoop
 from runtime.server.prepare import ServedModel
-from runtime.server.run import serve_http
+from runtime.server.run import check_address, serve_http
 from runtime.server.settings import ServeOptions, settle
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic
@@ -30,10 +30,15 @@ def serve_manifest(
     *,
     on_diagnostic: Callable[[Diagnostic], None],
 ) -> None:
-    """Load a manifest and serve it; see `runtime.main.serve`."""
+    """Load a manifest and serve it; see `runtime.main.serve`.
+
+    Raises:
+        DiagnosticError: SD835 before anything is loaded, and what loading raises.
+    """
     target = load_manifest(path).target
     directory = resolve_source(target.source, path.parent).resolve()
     settings = settle(options, target_name=directory.name)
+    check_address(settings.host, settings.port)
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )

@@ -131,7 +131,8 @@ def _usage_of(error: Exception, command: Command) -> int:
         known = [name for param in context.command.params for name in param.opts]
         message = f"`specctl {command.name}` has no option `{option}`"
         return _usage(message, near=option, known=[*known, "--help"], command=command)
-    text = getattr(error, "format_message", error.__str__)().rstrip(".")
+    text: str = getattr(error, "format_message", error.__str__)().rstrip(".")
+    text = text.replace(": Value error, ", ": ")  # how pydantic begins the words of a validator
     return _usage(text[:1].lower() + text[1:], near=None, known=[], command=command)
 
 

@@ -197,6 +197,17 @@ _MACHINE: tuple[Code, ...] = (
         ),
         fix="pip install 'specctl[runtime]'",
     ),
+    Code(
+        code="SD835",
+        slug="address-unavailable",
+        severity="error",
+        summary="The server cannot listen at the address that was asked for.",
+        why=(
+            "Another process listens at that port, the port needs more rights, or the host is not "
+            "an address of this machine. It is tried before the model loads, which can take long."
+        ),
+        fix="Choose another `--port` (0 takes a free one) or `--host`, or stop the other process",
+    ),
 )
 
 CODES: tuple[Code, ...] = (*_SETTINGS, *_MODELS, *_MACHINE)

@@ -236,6 +236,7 @@ def test_a_fault_of_nobody_is_raised_and_changes_no_request(
         ({"num_speculative_tokens": 5}, "SD904"),
         ({"params": SamplingParams(temperature=float("nan"))}, "SD904"),
         ({"params": SamplingParams(top_p=0.0)}, "SD904"),
+        ({"params": SamplingParams(seed=2**63)}, "SD904"),
         ({"params": SamplingParams(min_p=1.5)}, "SD904"),
         ({"params": SamplingParams(top_k=-1)}, "SD904"),
         ({"params": SamplingParams(repetition_penalty=0.0)}, "SD904"),

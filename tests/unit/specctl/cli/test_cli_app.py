@@ -188,3 +188,11 @@ def test_closed_pipe_is_silent() -> None:
     )
     assert done.stdout.startswith("SD101")
     assert done.stderr == ""
+
+
+def test_a_wrong_choice_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["validate", "somewhere", "--format", "jsn"]) == 2
+    (line, *_) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "error: invalid value for '--format': 'jsn' is not one of 'human', 'json', 'github'"
+    )
