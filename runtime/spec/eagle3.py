@@ -122,12 +122,8 @@ class Eagle3Proposer:
             state_NH = hidden.feedback_NH
             if len(staying) < len(active):
                 rows = self._index(staying)
-                active = [active[n] for n in staying]
-                active_N, ids_target_N, state_NH = (
-                    active_N[rows],
-                    ids_target_N[rows],
-                    state_NH[rows],
-                )
+                active, active_N = [active[n] for n in staying], active_N[rows]
+                ids_target_N, state_NH = ids_target_N[rows], state_NH[rows]
             entries = pack_places(
                 [Place(b, len(views[b].ids_target) - 1 + j) for b in active],
                 views,

@@ -28,6 +28,10 @@ from runtime.spec.sampling import (
 )
 from runtime.spec.types import Proposal, RequestView, RoundResult, SamplingParams
 
+# Rows whose logits and noise exist at once: the noise of a row over 150,000 ids passes through
+# some ten tensors of 1.2 MB each.
+_ROWS_PER_PASS = 64
+
 
 class TargetHead(Protocol):
     """The part of a target model that turns hidden states into choices (`TargetModel` has it)."""
@@ -116,10 +120,11 @@ def _chosen_ids(
     if plain:
         index = on_device(plain, device=device)
         chosen_N[index] = target.greedy_ids(hidden_ND[index])
-    if other:
-        index = on_device(other, device=device)
-        logits_MV = target.logits(hidden_ND[index])
-        chosen_N[index] = _choose_rows(logits_MV, _row_choices(rows, proposal))
+    choices = _row_choices(rows, proposal)
+    for start in range(0, len(other), _ROWS_PER_PASS):
+        part = slice(start, start + _ROWS_PER_PASS)
+        index = on_device(other[part], device=device)
+        chosen_N[index] = _choose_rows(target.logits(hidden_ND[index]), choices[part])
     return chosen_N
 
 

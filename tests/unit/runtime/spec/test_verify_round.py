@@ -160,7 +160,11 @@ def test_seeds_decide_alone() -> None:
     assert len(choices) == 4
 
 
-def test_requests_of_all_kinds_share_a_batch() -> None:
+@pytest.mark.parametrize("rows_per_pass", [1, 3, 64])
+def test_requests_of_all_kinds_share_a_batch(
+    rows_per_pass: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.spec.verify._ROWS_PER_PASS", rows_per_pass)
     model = hash_model(9, NUM_IDS)
     kinds = [SamplingParams(), SAMPLED, PENALISED, SamplingParams(temperature=0.4, top_k=3, seed=8)]
     answers = [target_only(model, PROMPT, params, 4) for params in kinds]
