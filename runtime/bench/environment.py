@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from runtime.bench.report import Environment
+from runtime.kernels.gemm_table import gemm_table_digest
 
 
 def environment_of(device: torch.device) -> Environment:
@@ -25,6 +26,7 @@ def environment_of(device: torch.device) -> Environment:
         platform=platform.platform(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
         torch_threads=torch.get_num_threads(),
+        gemm_table=gemm_table_digest(),
     )
 
 

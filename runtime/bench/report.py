@@ -140,7 +140,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it ran."""
+    """Where it ran.
+
+    Args:
+        gemm_table: digest of the pinned tiles of dense products on CUDA.
+    """
 
     specctl: str
     python: str
@@ -151,6 +155,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     platform: str
     cpus: int
     torch_threads: int
+    gemm_table: str
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from dataclasses import fields
 import msgspec
 
 from runtime.config import RuntimeConfig
+from runtime.kernels.gemm_table import gemm_table_digest
 from specctl.contract.manifest import Manifest
 
 _NOT_SETTINGS = ("origins", "diagnostics")
@@ -41,6 +42,7 @@ def info_object(
             "draft": manifest.draft.source if manifest.draft else None,
             "verification": manifest.sampling.verification,
         },
+        "kernels": {"gemm_table": gemm_table_digest()},
         "diagnostics": [msgspec.to_builtins(item) for item in config.diagnostics],
     }
 
