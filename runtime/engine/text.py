@@ -177,10 +177,10 @@ class TemplateRenderer:
 
     @functools.cached_property
     def _tokenizer(self) -> _TemplateTokenizer:
-        from transformers import AutoTokenizer
+        from transformers import PreTrainedTokenizerFast  # AutoTokenizer reads config.json too
 
-        tokenizer: _TemplateTokenizer = AutoTokenizer.from_pretrained(
-            str(self._directory), local_files_only=True, trust_remote_code=False
+        tokenizer: _TemplateTokenizer = PreTrainedTokenizerFast.from_pretrained(
+            str(self._directory), local_files_only=True
         )
         return tokenizer
 

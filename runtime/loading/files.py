@@ -102,7 +102,7 @@ class WeightFiles:
             dtype: converted to; None keeps the stored one.
 
         Raises:
-            DiagnosticError: as on opening.
+            DiagnosticError: as on opening; SD817 (NaN or infinity, stored or by the conversion).
         """
         stored = self.tensors[key]
         try:
@@ -110,7 +110,11 @@ class WeightFiles:
         except _READ_ERRORS as error:
             raise DiagnosticError(_unreadable(stored.file, error)) from error
         out = torch.empty(value.shape, dtype=dtype or value.dtype, device=self._device)
-        return out.copy_(value)
+        out.copy_(value)
+        if out.is_floating_point() and not (is_number := out.isfinite()).all():
+            num_wrong = is_number.numel() - int(is_number.sum())
+            raise DiagnosticError(_not_finite(stored, num_wrong, out))
+        return out
 
     def _open(self, path: Path) -> None:
         try:
@@ -151,6 +155,17 @@ class WeightFiles:
                 )
             )
         self.tensors[key] = StoredTensor(key=key, file=path, shape=shape, dtype=dtype)
+
+
+def _not_finite(stored: StoredTensor, num_wrong: int, value: torch.Tensor) -> Diagnostic:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return diagnose(
+        "SD817",
+        where=stored.place,
+        message=f"`{stored.key}` holds values that are NaN or infinite in {dtype}",
+        expected="finite numbers",
+        found=f"{num_wrong} of {value.numel()} are not",
+    )
 
 
 def _unreadable(path: Path, error: Exception) -> Diagnostic:

@@ -145,6 +145,18 @@ _MODELS: tuple[Code, ...] = (
         ),
         fix="Delete the stored head, or set `tie_word_embeddings` to false, and emit again",
     ),
+    Code(
+        code="SD817",
+        slug="weights-not-finite",
+        severity="error",
+        summary="A weight is NaN or infinite in the dtype that the model runs in.",
+        why=(
+            "One such value makes every logit NaN, and the answer is the same token for ever "
+            "without any error; in a draft it pulls accept length to 1. The file was damaged, "
+            "training diverged, or float16 cannot hold a bfloat16 value."
+        ),
+        fix="Fetch the file again, or choose another `--dtype` when the stored values are finite",
+    ),
 )
 
 _MACHINE: tuple[Code, ...] = (

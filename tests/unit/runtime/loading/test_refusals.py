@@ -268,3 +268,27 @@ def test_a_tensor_described_otherwise_than_stored(pair: Pair) -> None:
     assert (found.code, found.where) == ("SD710", "manifest#/draft/tensors/fc.weight")
     assert "BF16" in str(found.expected)
     assert "F16" in str(found.found)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("target", "model.embed_tokens.weight"),
+        ("target", "model.layers.1.self_attn.q_proj.weight"),
+        ("target", "lm_head.weight"),
+        ("draft", "fc.weight"),
+        ("draft", "lm_head.weight"),
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(pair: Pair, part: str, name: str, value: float) -> None:
+    """One NaN makes every logit NaN; greedy decoding would answer with id 0 for ever."""
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].view(-1)[3] = value
+
+    edit_tensors(getattr(pair, part), spoil)
+    found = refusal(pair.manifest())
+    assert found.code == "SD817"
+    assert f"::{name}[" in found.where
+    assert str(found.found).startswith("1 of ")

@@ -82,3 +82,11 @@ def test_a_template_that_refuses_is_a_code_with_its_reason(directory: Path, temp
         render(MESSAGES)
     assert code_of(caught) == "SD913"
     assert "the chat template refused the messages: " in caught.value.diagnostics[0].message
+
+
+def test_the_template_does_not_depend_on_the_model_config(directory: Path) -> None:
+    """What is wrong there is refused with its code when the model loads."""
+    write_tokenizer(directory)
+    wrong = {"model_type": "llama", "rope_scaling": {"rope_type": "linear"}}
+    write_json(directory / "config.json", wrong)
+    assert TemplateRenderer(directory)(MESSAGES).startswith("system: be brief")
