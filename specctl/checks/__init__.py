@@ -22,7 +22,7 @@ def check_draft(draft: DraftCheckpoint) -> tuple[Diagnostic, ...]:
 
 
 def check_target(target: TargetCheckpoint) -> tuple[Diagnostic, ...]:
-    """Return what is wrong with a target by itself (SD415, SD503, SD508)."""
+    """Return what is wrong with a target by itself (SD207, SD415, SD503, SD508)."""
     found = list(check_target_tensors(target))
     entries, rows = target.tokenizer_size, target.vocab_size
     if entries is not None and rows is not None and entries > rows:
@@ -35,6 +35,18 @@ def check_target(target: TargetCheckpoint) -> tuple[Diagnostic, ...]:
                 found=entries,
             )
         )
+    found += [
+        diagnose(
+            "SD207",
+            where="config.json#/eos_token_id",
+            message=f"end id {token} is no row of the embedding, so it can never end an answer",
+            expected=f"0 to {rows - 1}",
+            found=token,
+            severity="warning",
+        )
+        for token in target.eos_token_ids
+        if rows is not None and not 0 <= token < rows
+    ]
     return tuple(found)
 
 

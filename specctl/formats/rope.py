@@ -16,6 +16,8 @@ def read_rope(fields: Fields, path: str) -> Rope | None:
     scaling = fields.section("rope_scaling")
     if nested is not None and not _is_flat(nested):
         return None
+    if not all(_is_whole(part) for part in (fields, nested, scaling) if part is not None):
+        return None
     source = nested or scaling
     theta = _theta(fields, nested, path)
     if theta is None:
@@ -28,7 +30,7 @@ def read_rope(fields: Fields, path: str) -> Rope | None:
     numbers = {
         key: value
         for key, value in source.data.items()
-        if key not in ("rope_theta", "rope_type", "type")
+        if key not in ("rope_theta", "rope_type", "type", "partial_rotary_factor")
     }
     kind = _kind(source)
     fields.findings.read(path, source.where("rope_type"))
@@ -44,6 +46,21 @@ def _theta(fields: Fields, nested: Fields | None, path: str) -> float | None:
         _conflict(fields, "rope_theta", theta, fields.data["rope_theta"])
         return None
     return theta
+
+
+def _is_whole(section: Fields) -> bool:
+    """Report SD207 for a factor that leaves some dimensions unturned; none is read."""
+    factor = section.data.get("partial_rotary_factor")
+    if factor is None or factor == 1:
+        return True
+    section.findings.add(
+        "SD207",
+        where=section.where("partial_rotary_factor"),
+        message="`partial_rotary_factor` turns a part of each head; only whole heads are read",
+        expected="1, or no such key",
+        found=factor,
+    )
+    return False
 
 
 def _kind(section: Fields) -> str:

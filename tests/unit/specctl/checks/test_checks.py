@@ -22,6 +22,13 @@ def test_the_clean_pair_has_no_finding() -> None:
     assert checks.check_pair(read, owner) == ()
 
 
+def test_an_end_id_that_no_row_can_yield_is_a_warning() -> None:
+    owner = replace(target(LLAMA), eos_token_ids=(1, 64))
+    (found,) = checks.check_target(owner)
+    assert (found.code, found.severity, found.found) == ("SD207", "warning", "64")
+    assert found.expected == "0 to 63"
+
+
 @pytest.mark.parametrize(
     ("role", "shape"),
     [

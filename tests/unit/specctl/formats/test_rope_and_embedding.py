@@ -40,6 +40,12 @@ def test_both_spellings_give_the_same_facts(config: dict[str, object]) -> None:
     assert (rope.theta, rope.kind, rope.parameters) == (5e5, "linear", {"factor": 2.0})  # type: ignore[attr-defined]
 
 
+def test_a_whole_rotation_may_be_stated() -> None:
+    rope, found = rope_of({"partial_rotary_factor": 1.0})
+    assert found == []
+    assert rope == rope_of({})[0]
+
+
 def test_an_absent_theta_is_the_class_default() -> None:
     rope, found = rope_of({})
     assert (rope.theta, rope.kind, found) == (10000.0, "default", [])  # type: ignore[attr-defined]
@@ -58,6 +64,8 @@ def test_an_absent_theta_is_the_class_default() -> None:
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "SD207"),
         ({"rope_theta": "big"}, "SD207"),
+        ({"partial_rotary_factor": 0.5}, "SD207"),
+        ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}}, "SD207"),
         ({"rope_theta": -1.0}, "SD207"),
     ],
 )
