@@ -21,6 +21,16 @@ def resolve_source(source: Path | str) -> Path:
         DiagnosticError: SD119 when there is no such directory, SD120 for a hub id or URL.
     """
     text = str(source)
+    if not text.strip():
+        raise DiagnosticError(
+            diagnose(
+                "SD119",
+                where="SOURCE",
+                message="the path is empty, as an unset shell variable makes it",
+                expected="a directory with config.json and weights",
+                found="no characters",
+            )
+        )
     path = Path(text)
     try:
         path = path.expanduser()

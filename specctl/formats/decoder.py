@@ -18,14 +18,15 @@ from specctl.formats.model_types import Family
 from specctl.formats.names import Matched, NameTable
 from specctl.formats.rope import read_rope
 
+MAX_LAYERS = 1000  # a config of one line must not make a table of a billion missing tensors
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def count_layers(tensors: Mapping[str, TensorRef]) -> int:
-    """Return one more than the highest layer index among the roles; 0 without layers."""
+    """Return one more than the highest layer index, at most `MAX_LAYERS`; 0 without layers."""
     pairs = [generic_role(role) for role in tensors]
     indexes = [i for name, i in pairs if i is not None and name.startswith("layers.")]
-    return max(indexes, default=-1) + 1
+    return min(max(indexes, default=-1) + 1, MAX_LAYERS)
 
 
 def layer_conditions(

@@ -6,6 +6,7 @@ the model class's documented default (origin `derived`, rule named), or None wit
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -93,6 +94,7 @@ class Fields:
         path: str | None = None,
         *,
         minimum: int = 1,
+        maximum: int | None = None,
         is_required: bool = False,
     ) -> int | None:
         """Return an integer field; SD206 when required and absent, SD207 for a wrong one."""
@@ -102,6 +104,9 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             self._invalid(key, path, value, f"an integer of at least {minimum}")
             return None
+        if maximum is not None and value > maximum:
+            self._invalid(key, path, value, f"an integer of at most {maximum}")
+            return None
         return value
 
     def number(self, key: str, path: str | None = None) -> float | None:
@@ -109,8 +114,12 @@ class Fields:
         value = self._value(key, path, is_required=False)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            self._invalid(key, path, value, "a number above 0")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value <= sys.float_info.max
+        ):
+            self._invalid(key, path, value, "a finite number above 0")
             return None
         return float(value)
 

@@ -18,6 +18,7 @@ from specctl.contract.roles import TARGET_ROLES, generic_role
 from specctl.draft import TargetCheckpoint
 from specctl.formats.assemble import is_whole, main_dtype, main_file, report_remote_code
 from specctl.formats.decoder import (
+    MAX_LAYERS,
     count_layers,
     layer_conditions,
     read_decoder,
@@ -119,7 +120,7 @@ def _dense_stack(checkpoint: Checkpoint, root: Fields, family: Family, *, is_tie
     tensors = _without_other_parts(checkpoint.tensors, findings)
     matched = _without_tied_copy(NAMES.match(tensors, findings), findings, is_tied=is_tied)
     stored = count_layers(matched.tensors)
-    stated = root.integer("num_hidden_layers", is_required=True)
+    stated = root.integer("num_hidden_layers", maximum=MAX_LAYERS, is_required=True)
     num_layers = stated or stored  # unlike a draft's, a target's config says what is built
     if stored > num_layers:
         report_layer_count(root, stored)

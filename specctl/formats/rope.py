@@ -6,6 +6,8 @@ with the theta inside; both occur, and a file with both must agree (vLLM issue 5
 
 from __future__ import annotations
 
+import sys
+
 from specctl.contract.manifest import Rope
 from specctl.formats.fields import Fields
 
@@ -89,7 +91,10 @@ def _plain(
         if value is None or isinstance(value, (bool, int, float, str)):
             result[key] = value
         elif isinstance(value, list) and all(
-            isinstance(item, (int, float)) and not isinstance(item, bool) for item in value
+            isinstance(item, (int, float))
+            and not isinstance(item, bool)
+            and abs(item) <= sys.float_info.max
+            for item in value
         ):
             result[key] = [float(item) for item in value]
         else:

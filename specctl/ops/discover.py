@@ -49,7 +49,8 @@ def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Foun
     if path.is_file() and path.suffix in MANIFEST_SUFFIXES:
         return (Found(path=source, kind="manifest"),)
     itself = (Found(path=source, kind="checkpoint"),)
-    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK) or is_checkpoint(path):
+    is_walkable = bool(source.strip()) and path.is_dir() and os.access(path, os.R_OK | os.X_OK)
+    if not is_walkable or is_checkpoint(path):
         return itself
     return tuple(_walk(path, listed)) or itself
 

@@ -92,7 +92,8 @@ def find_forced_ids(tokenizer: LoadedTokenizer, keep: Iterable[str] = ()) -> Tar
             reasons.setdefault(kept, []).append("--keep")
     forced: list[ForcedId] = []
     for target_id in sorted(reasons):
-        token = tokenizer.handle.id_to_token(target_id)
+        is_inside = target_id < tokenizer.size  # the binding takes 32 bits
+        token = tokenizer.handle.id_to_token(target_id) if is_inside else None
         if token is None:
             where = reasons[target_id][0]
             problems.append(_unknown(where, f"id {target_id} is not a token's", tokenizer))

@@ -63,6 +63,8 @@ def build_token_map(
         raise typer.BadParameter(
             "a share of tokens, 0 or more and below 1", param_hint="--max-loss"
         )
+    if not output_directory.strip():
+        raise typer.BadParameter("the path is empty", param_hint="--output")
     _refuse_unwritable(Path(output_directory).absolute())
     with output.writing(output_directory), output.progress("corpus", 100) as step:
         report = build(

@@ -329,6 +329,8 @@ def test_sources_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"`{tmp_path}`" in text
     assert code_of(tmp_path / "empty")[0] == "SD119"
     assert code_of("x" * 5000)[0] == "SD119"
+    assert code_of("")[0] == "SD119"
+    assert code_of(" ")[0] == "SD119"
     assert code_of("a\x00b")[0] == "SD119"
     assert code_of("~no-such-user-here/x")[0] == "SD119"
 

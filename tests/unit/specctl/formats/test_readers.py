@@ -64,6 +64,27 @@ def test_an_absent_window_is_the_class_default_and_null_is_none(
     assert set(read.decoder.layer_types) == types
 
 
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta", "num_hidden_layers"])
+def test_a_number_beyond_reason_is_refused_and_costs_nothing(key: str) -> None:
+    read = target("hf-llama-clean", {key: 10**400})
+    assert "SD207" in codes(read.diagnostics)
+    assert len(read.diagnostics) < 200
+
+
+def test_a_layer_index_beyond_reason_makes_a_bounded_list() -> None:
+    far = f"layers.{10**9}.self_attn.q_proj.weight"
+    read = draft(EAGLE3, add={far: (24, 32)})
+    assert "SD501" in codes(read.diagnostics)
+    assert len(read.diagnostics) < 20_000
+
+
+def test_a_scaling_list_with_a_number_beyond_floats_is_kept_as_text() -> None:
+    scaling = {"rope_type": "longrope", "long_factor": [10**400]}
+    read = target("hf-llama-clean", {"rope_scaling": scaling})
+    assert read.decoder is not None
+    assert isinstance(read.decoder.rope.parameters["long_factor"], str)
+
+
 @pytest.mark.parametrize("name", ["hf-llama-sharded", "hf-llama-bin"])
 def test_a_container_does_not_change_the_facts(name: str) -> None:
     read = target(name)

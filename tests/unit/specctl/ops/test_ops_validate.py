@@ -149,6 +149,12 @@ def test_lists_that_cannot_be_read(tmp_path: Path, text: str | None, code: str) 
 
 
 @pytest.mark.usefixtures("at_root")
+def test_an_empty_source_is_not_the_working_directory() -> None:
+    (result,) = validate([""]).results
+    assert [item.code for item in result.diagnostics] == ["SD119"]
+
+
+@pytest.mark.usefixtures("at_root")
 def test_report_follows_its_schema() -> None:
     schema = json_schema(ValidateReport)
     jsonschema.Draft202012Validator.check_schema(schema)

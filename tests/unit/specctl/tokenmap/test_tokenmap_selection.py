@@ -184,10 +184,11 @@ def test_text_config_and_template_file(target_dir: Path, tmp_path: Path) -> None
 def test_ids_that_the_tokenizer_lacks(target_dir: Path, tmp_path: Path) -> None:
     tokenizer = copy_target(target_dir, tmp_path, config={"eos_token_id": 5000})
     with pytest.raises(DiagnosticError) as caught:
-        find_forced_ids(tokenizer, ["<nope>", "7000"])
+        find_forced_ids(tokenizer, ["<nope>", "7000", str(1 << 80)])
     assert [(d.code, d.where) for d in caught.value.diagnostics] == [
         ("SD426", "--keep <nope>"),
         ("SD426", "config.json#/eos_token_id"),
+        ("SD426", "--keep"),
         ("SD426", "--keep"),
     ]
 
