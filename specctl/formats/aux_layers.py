@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from specctl.draft import AuxNumbering
 from specctl.formats.fields import Fields
 
+OTHER_KEY = "target_layer_ids"
 DEFAULT_NUM_STATES = 3
 DEFAULT_RULE = "format default: boundaries [2, n//2, n-3] of n target layers"
 
@@ -63,6 +64,7 @@ def read_boundary_ids(fields: Fields, key: str, *, has_default: bool) -> AuxFact
             found="nothing",
         )
         return NO_AUX
+    _report_other_lists(fields, key, ids)
     rule = "Speculators lists count boundaries: output id = boundary id - 1"
     fields.findings.derived("draft.aux_layer_ids", fields.where(key), rule)
     fields.findings.derived("draft.aux_numbering", fields.where(key), rule)
@@ -72,6 +74,25 @@ def read_boundary_ids(fields: Fields, key: str, *, has_default: bool) -> AuxFact
         numbering="boundary",
         canonical=to_canonical(ids, "boundary"),
     )
+
+
+def _report_other_lists(fields: Fields, key: str, ids: tuple[int, ...]) -> None:
+    """Report SD208 for a second list of captured layers that means others than `ids`.
+
+    Converters leave `target_layer_ids`, outputs or boundaries, at the top or in `dflash_config`.
+    """
+    known = (list(ids), list(to_canonical(ids, "boundary")))
+    for holder in (fields, fields.section("dflash_config")):
+        other = None if holder is None else holder.data.get(OTHER_KEY)
+        if holder is None or other is None or other in known:
+            continue
+        fields.findings.add(
+            "SD208",
+            where=holder.where(OTHER_KEY),
+            message=f"`{OTHER_KEY}` names other captured layers than `{key}`",
+            expected=f"{known[0]} (boundaries) or {known[1]} (outputs)",
+            found=other,
+        )
 
 
 def open_default(fields: Fields, key: str) -> AuxFacts:

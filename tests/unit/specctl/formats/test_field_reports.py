@@ -59,6 +59,20 @@ def test_c009_fc_for_three_states_does_not_fit_five_ids() -> None:
     assert (found.expected, found.found) == ("[10, 50]", "[10, 30]")
 
 
+def test_c009_a_second_list_of_layers_must_mean_the_same_ones() -> None:
+    name = "speculators-dspark-clean"
+    for same in ([1, 2, 4, 6, 7], [0, 1, 3, 5, 6]):
+        for place in ({"target_layer_ids": same}, {"dflash_config": {"target_layer_ids": same}}):
+            assert all_codes(draft(name, place)) == []
+    found = only(draft(name, {"target_layer_ids": [1, 3]}).diagnostics, "SD208")
+    assert found.where == "config.json#/target_layer_ids"
+    assert (found.expected, found.found) == (
+        "[1, 2, 4, 6, 7] (boundaries) or [0, 1, 3, 5, 6] (outputs)",
+        "[1, 3]",
+    )
+    assert "SD208" in all_codes(draft(EAGLE3, {"target_layer_ids": [0, 1, 2]}))
+
+
 def test_c013_the_index_decides_and_the_stray_file_is_named() -> None:
     checkpoint = open_checkpoint(CHECKPOINTS / "container-stray-file")
     assert only(checkpoint.diagnostics, "SD124").where == "consolidated.safetensors"
