@@ -64,7 +64,7 @@ def read_boundary_ids(fields: Fields, key: str, *, has_default: bool) -> AuxFact
             found="nothing",
         )
         return NO_AUX
-    _report_other_lists(fields, key, ids)
+    _report_other_list(fields, key, ids)
     rule = "Speculators lists count boundaries: output id = boundary id - 1"
     fields.findings.derived("draft.aux_layer_ids", fields.where(key), rule)
     fields.findings.derived("draft.aux_numbering", fields.where(key), rule)
@@ -76,19 +76,17 @@ def read_boundary_ids(fields: Fields, key: str, *, has_default: bool) -> AuxFact
     )
 
 
-def _report_other_lists(fields: Fields, key: str, ids: tuple[int, ...]) -> None:
+def _report_other_list(fields: Fields, key: str, ids: tuple[int, ...]) -> None:
     """Report SD208 for a second list of captured layers that means others than `ids`.
 
-    Converters leave `target_layer_ids`, outputs or boundaries, at the top or in `dflash_config`.
+    Converters leave `target_layer_ids`, outputs or boundaries, beside the format's own list.
     """
     known = (list(ids), list(to_canonical(ids, "boundary")))
-    for holder in (fields, fields.section("dflash_config")):
-        other = None if holder is None else holder.data.get(OTHER_KEY)
-        if holder is None or other is None or other in known:
-            continue
+    other = fields.data.get(OTHER_KEY)
+    if other is not None and other not in known:
         fields.findings.add(
             "SD208",
-            where=holder.where(OTHER_KEY),
+            where=fields.where(OTHER_KEY),
             message=f"`{OTHER_KEY}` names other captured layers than `{key}`",
             expected=f"{known[0]} (boundaries) or {known[1]} (outputs)",
             found=other,

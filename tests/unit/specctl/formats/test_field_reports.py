@@ -62,8 +62,7 @@ def test_c009_fc_for_three_states_does_not_fit_five_ids() -> None:
 def test_c009_a_second_list_of_layers_must_mean_the_same_ones() -> None:
     name = "speculators-dspark-clean"
     for same in ([1, 2, 4, 6, 7], [0, 1, 3, 5, 6]):
-        for place in ({"target_layer_ids": same}, {"dflash_config": {"target_layer_ids": same}}):
-            assert all_codes(draft(name, place)) == []
+        assert all_codes(draft(name, {"target_layer_ids": same})) == []
     found = only(draft(name, {"target_layer_ids": [1, 3]}).diagnostics, "SD208")
     assert found.where == "config.json#/target_layer_ids"
     assert (found.expected, found.found) == (
