@@ -125,7 +125,7 @@ class Target(_Facts, frozen=True, kw_only=True):
     """Facts of the target model.
 
     Args:
-        source: directory (see module docstring) or hub id.
+        source: directory, relative to the manifest's when inside it, else absolute.
         config_digest: `sha256:` of config.json's bytes.
         dtype: storage dtype of the matrices (`BF16`).
         vocab_size: rows of the embedding, may exceed the tokenizer's size.

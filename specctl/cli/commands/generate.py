@@ -32,7 +32,7 @@ def generate(
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Send it as a chat message or as it is; default: chat if there is a template.",
+            help="Send a chat message, or the text as it is; default: chat if there is a template.",
         ),
     ] = None,
     max_tokens: Annotated[

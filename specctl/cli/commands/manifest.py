@@ -56,7 +56,7 @@ def manifest(
         Numbering | None,
         typer.Option(
             "--aux-numbering",
-            help="What captured-layer ids count: layer outputs or boundaries between layers.",
+            help="What captured-layer ids count: output (of layers) or boundary (between them).",
         ),
     ] = None,
     schema: Annotated[

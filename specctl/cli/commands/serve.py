@@ -71,7 +71,8 @@ def serve(
         typer.Option("--grace-s", min=0, help="Seconds for running requests after SIGTERM."),
     ] = None,
     log_level: Annotated[
-        LogLevel | None, typer.Option("--log-level", help="What goes to stderr.")
+        LogLevel | None,
+        typer.Option("--log-level", help="What goes to stderr: debug, info, warning or error."),
     ] = None,
 ) -> None:
     """Serve a manifest through an OpenAI-compatible HTTP interface.

@@ -40,7 +40,9 @@ def validate(
             help="List of the codes that each fixture must give; exit 0 when all match.",
         ),
     ] = None,
-    format: Annotated[Format, typer.Option("--format", help="How to write.")] = Format.human,
+    format: Annotated[
+        Format, typer.Option("--format", help="Write as human, json or github.")
+    ] = Format.human,
 ) -> None:
     """Check checkpoints and manifests.
 
