@@ -53,7 +53,8 @@ def test_a_round_chooses_alike_and_waits_once(kind: str) -> None:
             torch.cuda.set_sync_debug_mode("warn")
             results[device] = verify(IdentityHead(), hidden, rows, proposal)
             torch.cuda.set_sync_debug_mode("default")
-        waits = [w for w in caught if "synchroniz" in str(w.message)]
+        # torch also warns once that the debug mode is a prototype; that is no wait.
+        waits = [w for w in caught if "called a synchronizing" in str(w.message)]
         expected = 2 if kind == "penalised" else 1
         assert len(waits) == (expected if device == "cuda" else 0)
     assert results["cpu"] == results["cuda"]
