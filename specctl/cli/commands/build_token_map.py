@@ -139,7 +139,7 @@ def summary(report: TokenMapReport) -> str:
         lines.append(f"  and {len(r.forced) - _MAX_LISTED} more; --json lists all")
     if r.num_reserved:
         lines.append(f"  {r.num_reserved} reserved special tokens were left out")
-    lines += [f"displaced     {_ids(r.displaced)}", "", f"files in {str(r.directory).rstrip(chr(47))}/"]
+    lines += [f"displaced     {_ids(r.displaced)}", "", f"files in {Path(r.directory)}/"]
     lines += [f"  {name}" for name in r.files]
     return "\n".join(lines)
 
