@@ -187,8 +187,13 @@ def _messages_of(record: object, where: str) -> list[dict[str, object]]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _broken(str(path), f"the file cannot be read: {error}") from error
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise _broken(
+            str(path), f"the file cannot be read: {reason}", help="Name a file that exists"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise _broken(str(path), f"the file is not UTF-8 text: {error.reason}") from error
 
 
 def _nonempty(path: Path, prompts: list[BenchPrompt]) -> list[BenchPrompt]:
@@ -212,8 +217,13 @@ def _refuse_set(path: Path, prompt_set: str | None) -> None:
 
 
 def _broken(
-    where: str, message: str, *, expected: object = None, found: object = None
+    where: str,
+    message: str,
+    *,
+    expected: object = None,
+    found: object = None,
+    help: str | None = None,
 ) -> DiagnosticError:
     return DiagnosticError(
-        diagnose("SD920", where=where, message=message, expected=expected, found=found)
+        diagnose("SD920", where=where, message=message, expected=expected, found=found, help=help)
     )

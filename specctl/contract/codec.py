@@ -60,7 +60,12 @@ def load_manifest(path: str | Path) -> Manifest:
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise DiagnosticError(
-            diagnose("SD703", where=f"{path}#", message=f"manifest cannot be read: {reason}")
+            diagnose(
+                "SD703",
+                where=f"{path}#",
+                message=f"manifest cannot be read: {reason}",
+                help="Name a file that `specctl manifest TARGET DRAFT -o manifest.yaml` wrote",
+            )
         ) from error
     except UnicodeDecodeError as error:
         raise DiagnosticError(

@@ -117,3 +117,11 @@ def test_the_fixtures_belong_together() -> None:
     assert len(prompts) == len(references) == len(questions) == 8
     assert {len(reference) for reference in references} == {128}
     assert [json.loads(line)["question_id"] for line in questions] == list(range(81, 89))
+
+
+def test_a_file_that_is_not_there_asks_for_one_that_is(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_prompts(tmp_path / "absent.jsonl", None, ENCODER)
+    found = caught.value.diagnostics[0]
+    assert (found.code, found.help) == ("SD920", "Name a file that exists")
+    assert found.message.endswith("No such file or directory")

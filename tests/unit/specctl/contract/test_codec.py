@@ -181,6 +181,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load_manifest(tmp_path / path)
         assert [d.code for d in caught.value.diagnostics] == ["SD703"]
         assert path in caught.value.diagnostics[0].where
+        has_text = path == "latin.yaml"
+        assert ("the line named above" in str(caught.value.diagnostics[0].help)) is has_text
 
 
 def test_json_schema_accepts_what_the_codec_writes(manifest: Manifest) -> None:
