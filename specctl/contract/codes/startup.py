@@ -207,7 +207,7 @@ _MACHINE: tuple[Code, ...] = (
             "The checkpoint tools install without torch; generating, serving and benchmarking "
             "need it."
         ),
-        fix="pip install 'specctl[runtime]'",
+        fix="Run pip install '.[runtime]' in a clone of the repository",
     ),
     Code(
         code="SD835",

@@ -140,7 +140,7 @@ def test_a_missing_package_is_a_code_with_the_command(
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "SD834"
     assert package in diagnostic.message
-    assert diagnostic.help == "pip install 'specctl[runtime]'"
+    assert diagnostic.help == "Run pip install '.[runtime]' in a clone of the repository"
 
 
 def test_doctor_facts_are_flat() -> None:
