@@ -81,12 +81,12 @@ def figures_folder(default: Path) -> Path:
     return Path(os.environ.get("SPECCTL_FIGURES", default))
 
 
-def all_eighty() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """Return all 80 prompts, their float32 answers, and vLLM's bf16 answers, or skip."""
+def all_eighty() -> tuple[list[list[int]], list[list[int]]]:
+    """Return all 80 prompts and their float32 answers, or skip."""
     folder = shared_prompts()
     ids = json.loads((folder / "smollm2_prompt_ids.json").read_text("utf-8"))
     texts = json.loads((folder / "smollm2_mt_bench_greedy128.json").read_text("utf-8"))
-    return ids["mt_bench"], texts["f32"], texts["vllm_bf16"]
+    return ids["mt_bench"], texts["f32"]
 
 
 def load_target(
@@ -153,13 +153,12 @@ def load(
     device: str = "cpu",
     dtype: str | None = None,
     concurrency: int = 8,
-    proposer: str = "eagle3",
 ) -> LLM:
     """Load one arm of the manifest."""
     return LLM.from_manifest(
         manifest,
         Overrides(
-            proposer=proposer if speculative else "none",
+            proposer="eagle3" if speculative else "none",
             device=device,
             dtype=dtype,
             max_num_requests=concurrency,

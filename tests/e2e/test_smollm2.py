@@ -24,18 +24,15 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return real_model.write_manifest(tmp_path_factory.mktemp("smollm2"))
-
-
-@pytest.fixture(scope="module")
-def plain(manifest: Path) -> LLM:
-    return real_model.load(manifest, speculative=False)
-
-
-@pytest.fixture(scope="module")
-def speculative(manifest: Path) -> LLM:
+def speculative(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    manifest = real_model.write_manifest(tmp_path_factory.mktemp("smollm2"))
     return real_model.load(manifest, speculative=True)
+
+
+@pytest.fixture(scope="module")
+def plain(speculative: LLM) -> LLM:
+    """Target-only over the same weights, with a KV pool of its own."""
+    return speculative.sibling(proposer="none", num_speculative_tokens=0)
 
 
 def test_greedy_equals_target_only_and_the_reference(plain: LLM, speculative: LLM) -> None:
@@ -61,11 +58,11 @@ def test_seeded_sampling_equals_target_only(plain: LLM, speculative: LLM) -> Non
     assert any(done.ids_target != text for done, text in zip(without, greedy, strict=False))
 
 
-def test_perplexity_shows_that_q_and_k_rows_are_in_place(manifest: Path, plain: LLM) -> None:
+def test_perplexity_shows_that_q_and_k_rows_are_in_place(plain: LLM) -> None:
     """Interleaved q/k rows still give fluent-looking text; perplexity then doubles."""
     assert plain.tokenizer is not None
     ids = torch.tensor(plain.tokenizer.encode(TEXT, add_special_tokens=False).ids)
-    logits = real_model.prompt_logits(real_model.load_target(manifest), ids)
+    logits = real_model.prompt_logits(plain.models.target, ids)
     loss = torch.nn.functional.cross_entropy(logits[:-1].double(), ids[1:])
     # transformers' LlamaForCausalLM on the same weights and text: 11.516 (float32).
     assert float(loss.exp()) == pytest.approx(11.516, rel=0.005)

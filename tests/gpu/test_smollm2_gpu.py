@@ -55,7 +55,7 @@ def prompts() -> list[list[int]]:
 def texts() -> list[list[int]]:
     """Prompts with their float32 answers."""
     if (real_model.SHARED / "data" / "prompts").is_dir():
-        prompts, answers, _ = real_model.all_eighty()
+        prompts, answers = real_model.all_eighty()
     else:
         prompts, answers = real_model.first_eight()
     return [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
