@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
+from specctl.checkpoint.sources.local import LocalFile
+from specctl.checkpoint.sources.store import FileStore, StoredFile
 from specctl.checkpoint.tensor_entry import INT_TYPECODES, TensorEntry, unpack_ints
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import WeightFile
@@ -22,15 +24,16 @@ Container = Literal["safetensors", "pickle", "none"]
 Layout = Literal["single", "sharded"]
 
 MAX_ID_LIST_BYTES = 64 << 20  # eight million int64 ids; the largest vocabularies have 262,144
-_DIGEST_CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A directory with a config and weights, as far as it could be read.
+    """A config and weights, as far as they could be read, wherever they lie.
 
     Args:
-        root: the directory.
+        store: where the files are; every read goes through it.
+        file_names: names directly in the directory, sorted, hidden ones left out.
         config: config.json's object, None when absent or unreadable.
         config_digest: `sha256:` of config.json's bytes, None when absent.
         tensors: tensor name -> entry.
@@ -40,7 +43,8 @@ class Checkpoint:
         diagnostics: everything found while opening.
     """
 
-    root: Path
+    store: FileStore
+    file_names: tuple[str, ...]
     config: dict[str, Any] | None
     config_digest: str | None
     tensors: Mapping[str, TensorEntry]
@@ -48,6 +52,16 @@ class Checkpoint:
     container: Container
     layout: Layout
     diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def root(self) -> Path | None:
+        """The directory, None when the files are on a hub."""
+        return self.store.root
+
+    @property
+    def revision(self) -> str | None:
+        """Commit that the files belong to, None when nothing says so."""
+        return self.store.revision
 
     def read_bytes(self, key: str) -> bytes:
         """Return the stored bytes of one tensor.
@@ -58,29 +72,48 @@ class Checkpoint:
                 system refuses.
         """
         entry = self.tensors[key]
-        try:
-            with (self.root / entry.file).open("rb") as stream:
-                size = stream.seek(0, 2)
-                if size >= entry.end:  # compared first: nothing is allocated for a cut range
-                    stream.seek(entry.begin)
-                    data = stream.read(entry.nbytes)
-                    if len(data) == entry.nbytes:
-                        return data
-        except OSError as error:
-            raise DiagnosticError(
-                diagnose(
-                    "SD135", where=entry.describe(), message=f"cannot be read: {error.strerror}"
-                )
-            ) from error
-        raise DiagnosticError(
-            diagnose(
-                "SD108",
-                where=entry.describe(),
-                message=f"the file ends {entry.end - size} bytes before this tensor does",
-                expected=f"{entry.end} bytes",
-                found=f"{size} bytes",
-            )
-        )
+        return self.read_range(entry.file, entry.begin, entry.end, where=entry.describe())
+
+    def read_range(self, file: str, begin: int, end: int, *, where: str | None = None) -> bytes:
+        """Return the bytes of [begin, end) of a file.
+
+        Args:
+            file: name relative to the checkpoint's root.
+            begin: first byte.
+            end: byte after the last.
+            where: place for diagnostics; the file's name when None.
+
+        Raises:
+            DiagnosticError: SD108 when the file ends before the range does, SD135 when the
+                system refuses.
+        """
+        with self.store.open(file) as stored:
+            if stored.size >= end:  # compared first: nothing is allocated for a cut range
+                data = stored.read_at(begin, end)
+                if len(data) == end - begin:
+                    return data
+                raise _cut(where or file, begin + len(data), end)
+            raise _cut(where or file, stored.size, end)
+
+    def iter_range(
+        self, file: str, begin: int, end: int, chunk_bytes: int = CHUNK_BYTES
+    ) -> Iterator[bytes]:
+        """Yield the bytes of [begin, end) of a file in pieces, so that memory stays bounded.
+
+        Args:
+            file: name relative to the checkpoint's root.
+            begin: first byte.
+            end: byte after the last.
+            chunk_bytes: size of every piece but the last.
+
+        Raises:
+            DiagnosticError: SD108 when the file ends before the range does, SD135 when the
+                system refuses.
+        """
+        with self.store.open(file) as stored:
+            if stored.size < end:
+                raise _cut(file, stored.size, end)
+            yield from _pieces(stored, file, begin, end, chunk_bytes)
 
     def read_ints(self, key: str) -> tuple[int, ...]:
         """Return an integer tensor's values, flattened in stored order.
@@ -140,11 +173,10 @@ class Checkpoint:
         Raises:
             DiagnosticError: the file is there and cannot be read (SD116, SD117, SD134, SD135).
         """
-        path = self._member(name)
-        if not path.exists():
+        if not self._is_member(name):
             return None
         findings = Findings()
-        table, _ = read_object(path, file=name, findings=findings)
+        table, _ = read_object(self.store, name, findings)
         errors = [d for d in findings.result() if d.severity == "error"]
         if errors:
             raise DiagnosticError(errors)
@@ -156,15 +188,49 @@ class Checkpoint:
         Raises:
             DiagnosticError: SD135 when the system refuses to read it.
         """
-        path = self._member(name)
-        if not path.exists():
+        if not self._is_member(name):
             return None
-        return digest_file(path, where=name)
+        with self.store.open(name) as stored:
+            return _digest(stored, name)
 
-    def _member(self, name: str) -> Path:
+    def read_file(self, name: str) -> bytes | None:
+        """Return a small file whole, None when there is no such file.
+
+        Raises:
+            DiagnosticError: SD135 when the system refuses to read it.
+        """
+        if not self._is_member(name):
+            return None
+        with self.store.open(name) as stored:
+            return stored.read_at(0, stored.size)
+
+    def _is_member(self, name: str) -> bool:
         if Path(name).name != name:
             raise ValueError(f"{name!r} is not a file name of the directory itself")
-        return self.root / name
+        return self.store.has(name)
+
+
+def _pieces(
+    stored: StoredFile, file: str, begin: int, end: int, chunk_bytes: int
+) -> Iterator[bytes]:
+    while begin < end:
+        data = stored.read_at(begin, min(begin + chunk_bytes, end))
+        if not data:  # the file was cut after it was opened
+            raise _cut(file, begin, end)
+        yield data
+        begin += len(data)
+
+
+def _cut(where: str, size: int, end: int) -> DiagnosticError:
+    return DiagnosticError(
+        diagnose(
+            "SD108",
+            where=where,
+            message=f"the file ends {end - size} bytes before this tensor does",
+            expected=f"{end} bytes",
+            found=f"{size} bytes",
+        )
+    )
 
 
 def digest_file(path: Path, *, where: str) -> str:
@@ -173,13 +239,12 @@ def digest_file(path: Path, *, where: str) -> str:
     Raises:
         DiagnosticError: SD135 when the system refuses to read it.
     """
+    with LocalFile(path, where=where) as stored:
+        return _digest(stored, where)
+
+
+def _digest(stored: StoredFile, where: str) -> str:
     digest = hashlib.sha256()
-    try:
-        with path.open("rb") as stream:
-            while chunk := stream.read(_DIGEST_CHUNK_BYTES):
-                digest.update(chunk)
-    except OSError as error:
-        raise DiagnosticError(
-            diagnose("SD135", where=where, message=f"cannot be read: {error.strerror}")
-        ) from error
+    for piece in _pieces(stored, where, 0, stored.size, CHUNK_BYTES):
+        digest.update(piece)
     return "sha256:" + digest.hexdigest()

@@ -20,6 +20,8 @@ from specctl.checkpoint.index import SHARD_NAME, Index, read_index, reconcile
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.safetensors_header import read_header
 from specctl.checkpoint.source import resolve_source
+from specctl.checkpoint.sources.local import LocalStore
+from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import TensorEntry, printable
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.fingerprint import digest_bytes
@@ -31,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 PICKLE_SINGLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 
-_FileReader = Callable[..., tuple[list[TensorEntry], WeightFile | None]]
+_FileReader = Callable[[FileStore, str, Findings], tuple[list[TensorEntry], WeightFile | None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,20 +60,15 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         DiagnosticError: SD119 or SD120 when the path is no directory or holds neither a config
             nor weights, SD135 when it cannot be listed.
     """
-    root = resolve_source(path)
+    store = LocalStore(resolve_source(path))
     findings = Findings()
-    try:
-        names = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
-    except OSError as error:
-        raise DiagnosticError(
-            diagnose("SD135", where=str(path), message=f"cannot be listed: {error.strerror}")
-        ) from error
+    names = list(store.sizes())
     config: dict[str, Any] | None = None
     digest: str | None = None
     if CONFIG in names:
-        config, raw = read_object(root / CONFIG, file=CONFIG, findings=findings)
+        config, raw = read_object(store, CONFIG, findings)
         digest = None if raw is None else digest_bytes(raw)
-    weights = _read_weights(root, names, findings)
+    weights = _read_weights(store, names, findings)
     if weights.container == "none":
         if CONFIG not in names:
             raise DiagnosticError(
@@ -87,7 +84,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
             "SD121", where=CONFIG, message="a config without weights", expected=SINGLE, found="none"
         )
     return Checkpoint(
-        root=root,
+        store=store,
+        file_names=tuple(names),
         config=config,
         config_digest=digest,
         tensors=MappingProxyType(weights.tensors),
@@ -98,13 +96,13 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     )
 
 
-def _read_weights(root: Path, names: list[str], findings: Findings) -> _Weights:
+def _read_weights(store: FileStore, names: list[str], findings: Findings) -> _Weights:
     plain = [name for name in names if name.endswith(".safetensors")]
     if INDEX in names:
-        index = read_index(root, INDEX, findings)
+        index = read_index(store, INDEX, findings)
         if index is not None and (index.shards or SINGLE not in plain):
             _report_ignored(plain, set(index.weight_map.values()), INDEX, findings)
-            return _read_indexed(root, index, read_header, "safetensors", findings)
+            return _read_indexed(store, index, read_header, "safetensors", findings)
         if index is not None:
             findings.add(
                 "SD124",
@@ -113,17 +111,17 @@ def _read_weights(root: Path, names: list[str], findings: Findings) -> _Weights:
                 help=f"Delete `{INDEX}`, or fetch the shards it names",
             )
         if plain:
-            return _read_unindexed(root, plain, findings)
+            return _read_unindexed(store, plain, findings)
         return _Weights(tensors={}, files=(), container="safetensors", layout="sharded")
     if plain:
-        return _read_unindexed(root, plain, findings)
-    return _read_pickles(root, names, findings)
+        return _read_unindexed(store, plain, findings)
+    return _read_pickles(store, names, findings)
 
 
-def _read_unindexed(root: Path, plain: list[str], findings: Findings) -> _Weights:
+def _read_unindexed(store: FileStore, plain: list[str], findings: Findings) -> _Weights:
     if SINGLE in plain:
         _report_ignored(plain, {SINGLE}, SINGLE, findings)
-        return _read_single(root, SINGLE, read_header, "safetensors", findings)
+        return _read_single(store, SINGLE, read_header, "safetensors", findings)
     if len(plain) == 1:
         name = plain[0]
         match = SHARD_NAME.fullmatch(name)
@@ -140,7 +138,7 @@ def _read_unindexed(root: Path, plain: list[str], findings: Findings) -> _Weight
             findings.add(
                 "SD123", where=name, message=f"`{name}` is the only weight file and was read"
             )
-        return _read_single(root, name, read_header, "safetensors", findings)
+        return _read_single(store, name, read_header, "safetensors", findings)
     findings.add(
         "SD122",
         where=plain[0],
@@ -148,25 +146,25 @@ def _read_unindexed(root: Path, plain: list[str], findings: Findings) -> _Weight
         expected=f"`{INDEX}`, or one file",
         found=", ".join(printable(name) for name in plain[:6]) + (", ..." if plain[6:] else ""),
     )
-    entries, files = _read_files(root, plain, read_header, findings)
+    entries, files = _read_files(store, plain, read_header, findings)
     whole = Index(file=INDEX, weight_map={}, shards=tuple(plain), total_size=None)
     tensors = reconcile(whole, entries, findings, is_listed=False)
     return _Weights(tensors=tensors, files=files, container="safetensors", layout="sharded")
 
 
-def _read_pickles(root: Path, names: list[str], findings: Findings) -> _Weights:
+def _read_pickles(store: FileStore, names: list[str], findings: Findings) -> _Weights:
     if PICKLE_INDEX not in names and PICKLE_SINGLE not in names:
         return _NO_WEIGHTS
     from specctl.checkpoint.torch_zip import read_torch_tensors
 
     if PICKLE_INDEX in names:
-        index = read_index(root, PICKLE_INDEX, findings)
+        index = read_index(store, PICKLE_INDEX, findings)
         if index is None:
             return _Weights(tensors={}, files=(), container="pickle", layout="sharded")
         bins = [n for n in names if n.endswith(".bin") and n.startswith("pytorch_model")]
         _report_ignored(bins, set(index.weight_map.values()), PICKLE_INDEX, findings)
-        return _read_indexed(root, index, read_torch_tensors, "pickle", findings)
-    return _read_single(root, PICKLE_SINGLE, read_torch_tensors, "pickle", findings)
+        return _read_indexed(store, index, read_torch_tensors, "pickle", findings)
+    return _read_single(store, PICKLE_SINGLE, read_torch_tensors, "pickle", findings)
 
 
 def _report_ignored(names: list[str], used: set[str], winner: str, findings: Findings) -> None:
@@ -180,12 +178,12 @@ def _report_ignored(names: list[str], used: set[str], winner: str, findings: Fin
 
 
 def _read_files(
-    root: Path, names: list[str], reader: _FileReader, findings: Findings
+    store: FileStore, names: list[str], reader: _FileReader, findings: Findings
 ) -> tuple[list[list[TensorEntry]], tuple[WeightFile, ...]]:
     entries: list[list[TensorEntry]] = []
     files: list[WeightFile] = []
     for name in names:
-        found, record = reader(root / name, file=name, findings=findings)
+        found, record = reader(store, name, findings)
         entries.append(found)
         if record is not None:
             files.append(record)
@@ -193,16 +191,16 @@ def _read_files(
 
 
 def _read_single(
-    root: Path, name: str, reader: _FileReader, container: Container, findings: Findings
+    store: FileStore, name: str, reader: _FileReader, container: Container, findings: Findings
 ) -> _Weights:
-    entries, files = _read_files(root, [name], reader, findings)
+    entries, files = _read_files(store, [name], reader, findings)
     tensors = {entry.key: entry for entry in entries[0]}
     return _Weights(tensors=tensors, files=files, container=container, layout="single")
 
 
 def _read_indexed(
-    root: Path, index: Index, reader: _FileReader, container: Container, findings: Findings
+    store: FileStore, index: Index, reader: _FileReader, container: Container, findings: Findings
 ) -> _Weights:
-    entries, files = _read_files(root, list(index.shards), reader, findings)
+    entries, files = _read_files(store, list(index.shards), reader, findings)
     tensors = reconcile(index, entries, findings)
     return _Weights(tensors=tensors, files=files, container=container, layout="sharded")

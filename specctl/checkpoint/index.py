@@ -11,10 +11,11 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
+from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import TensorEntry, place, printable
 
 SHARD_NAME = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})\.(safetensors|bin)")
@@ -37,12 +38,12 @@ class Index:
     total_size: int | None
 
 
-def read_index(root: Path, file: str, findings: Findings) -> Index | None:
-    """Return the index `file` in `root`, or None when nothing in it can be used.
+def read_index(store: FileStore, file: str, findings: Findings) -> Index | None:
+    """Return the index `file` of `store`, or None when nothing in it can be used.
 
     Diagnostics: SD102, SD127, SD128, SD130 and those of reading JSON.
     """
-    table, _ = read_object(root / file, file=file, findings=findings)
+    table, _ = read_object(store, file, findings)
     if table is None:
         return None
     weight_map = table.get("weight_map")
@@ -68,11 +69,11 @@ def read_index(root: Path, file: str, findings: Findings) -> Index | None:
             )
             continue
         if shard not in verdicts:
-            verdicts[shard] = is_inside(root, shard, file=file, key=key, findings=findings)
+            verdicts[shard] = is_inside(store, shard, file=file, key=key, findings=findings)
         if verdicts[shard]:
             usable[key] = shard
             counts[shard] = counts.get(shard, 0) + 1
-    shards = tuple(s for s in counts if _is_present(root, s, counts[s], file, findings))
+    shards = tuple(s for s in counts if _is_present(store, s, counts[s], file, findings))
     _check_shard_count(file, counts, findings)
     metadata = table.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -85,12 +86,8 @@ def _pointer(key: str) -> str:
     return printable(key).replace("~", "~0").replace("/", "~1")
 
 
-def is_inside(root: Path, name: str, *, file: str, key: str, findings: Findings) -> bool:
-    """Tell whether `name` stays inside `root`; report SD128 when it does not.
-
-    Links are followed. A hub cache keeps its files as links from `snapshots/REVISION/` into the
-    `blobs/` next to it; those are inside.
-    """
+def is_inside(store: FileStore, name: str, *, file: str, key: str, findings: Findings) -> bool:
+    """Tell whether `name` stays inside `store`; report SD128 when it does not."""
     reason: str | None = None
     pure = PurePosixPath(name)
     if not name or "\x00" in name or "\\" in name:
@@ -102,17 +99,7 @@ def is_inside(root: Path, name: str, *, file: str, key: str, findings: Findings)
     elif len(name) > 1024:
         reason = "is longer than a path can be"
     else:
-        try:
-            home = root.resolve()
-            target = (home / name).resolve()
-        except (OSError, ValueError, RuntimeError):
-            reason = "cannot be resolved"
-        else:
-            roots = [home]
-            if home.parent.name == "snapshots":
-                roots.append(home.parent.parent / "blobs")
-            if not any(target.is_relative_to(r) for r in roots):
-                reason = "is a link that leaves the directory"
+        reason = store.why_outside(name)
     if reason is None:
         return True
     findings.add(
@@ -125,11 +112,8 @@ def is_inside(root: Path, name: str, *, file: str, key: str, findings: Findings)
     return False
 
 
-def _is_present(root: Path, shard: str, count: int, file: str, findings: Findings) -> bool:
-    try:
-        is_there = (root / shard).exists()
-    except OSError:
-        is_there = False
+def _is_present(store: FileStore, shard: str, count: int, file: str, findings: Findings) -> bool:
+    is_there = store.has(shard)
     if not is_there:
         findings.add(
             "SD102",

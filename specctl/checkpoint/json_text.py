@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint.findings import Findings
+from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import printable
+from specctl.contract.diagnostics import DiagnosticError
 
 MAX_JSON_BYTES = 100_000_000
 MAX_JSON_DEPTH = 100
@@ -159,30 +160,26 @@ def _is_encodable(value: object) -> bool:
 
 
 def read_object(
-    path: Path, *, file: str, findings: Findings
+    store: FileStore, file: str, findings: Findings
 ) -> tuple[dict[str, Any] | None, bytes | None]:
     """Return a JSON file's object and its raw bytes; (None, None) when it cannot be read.
 
-    Diagnostics: SD135 when the system refuses, SD117 above `MAX_JSON_BYTES`, and those of
-    `parse_object`.
+    Diagnostics: those of the store (SD135 for a local one), SD117 above `MAX_JSON_BYTES`, and
+    those of `parse_object`.
     """
     try:
-        if not path.is_file():
-            findings.add("SD135", where=file, message="not a regular file")
-            return None, None
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            findings.add(
-                "SD117",
-                where=file,
-                message="the file is too large for a JSON file of a checkpoint",
-                expected=f"at most {MAX_JSON_BYTES} bytes",
-                found=f"{size} bytes",
-            )
-            return None, None
-        with path.open("rb") as stream:
-            raw = stream.read(size)  # a larger number would be allocated at once
-    except OSError as error:
-        findings.add("SD135", where=file, message=f"cannot be read: {error.strerror}")
+        with store.open(file) as stored:
+            if stored.size > MAX_JSON_BYTES:
+                findings.add(
+                    "SD117",
+                    where=file,
+                    message="the file is too large for a JSON file of a checkpoint",
+                    expected=f"at most {MAX_JSON_BYTES} bytes",
+                    found=f"{stored.size} bytes",
+                )
+                return None, None
+            raw = stored.read_at(0, stored.size)
+    except DiagnosticError as error:
+        findings.extend(error.diagnostics)
         return None, None
     return parse_object(raw, file=file, findings=findings), raw

@@ -11,6 +11,8 @@ from typing import Any
 from specctl.checkpoint.checkpoint import MAX_ID_LIST_BYTES
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.pickle_machine import PickleRefusedError
+from specctl.checkpoint.sources.local import LocalStore
+from specctl.checkpoint.sources.store import StoredFile
 from specctl.checkpoint.tensor_entry import place, unpack_ints
 from specctl.checkpoint.torch_zip import PickledTensor, TorchArchive, with_archive
 from specctl.contract.diagnostics import DiagnosticError
@@ -28,13 +30,13 @@ def read_pt_ints(path: Path | str) -> tuple[int, ...]:
     file = path.name
     findings = Findings()
 
-    def use(archive: TorchArchive) -> tuple[int, ...] | None:
+    def use(archive: TorchArchive, stored: StoredFile) -> tuple[int, ...] | None:
         value = archive.load()
         if isinstance(value, PickledTensor):
-            return _tensor_ints(path, archive, value, file, findings)
+            return _tensor_ints(stored, archive, value, file, findings)
         return _list_ints(value, file, findings)
 
-    values = with_archive(path, file, findings, use)
+    values = with_archive(LocalStore(path.parent), file, findings, use)
     if values is None:
         raise DiagnosticError(findings.result())
     return values
@@ -64,7 +66,7 @@ def _list_ints(value: Any, file: str, findings: Findings) -> tuple[int, ...] | N
 
 
 def _tensor_ints(
-    path: Path, archive: TorchArchive, tensor: PickledTensor, file: str, findings: Findings
+    stored: StoredFile, archive: TorchArchive, tensor: PickledTensor, file: str, findings: Findings
 ) -> tuple[int, ...] | None:
     begin, end = archive.byte_range(tensor)
     is_list = tensor.dtype in _ID_DTYPES and len(tensor.shape) == 1
@@ -77,9 +79,7 @@ def _tensor_ints(
             found=f"{len(tensor.shape)} dimensions, {tensor.dtype}, {end - begin} bytes",
         )
         return None
-    with path.open("rb") as stream:
-        stream.seek(begin)
-        data = stream.read(end - begin)
+    data = stored.read_at(begin, end)
     if len(data) != end - begin:
         raise PickleRefusedError(f"the tensor's {end - begin} bytes are cut to {len(data)}")
     return tuple(unpack_ints(tensor.dtype, data))

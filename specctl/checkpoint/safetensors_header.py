@@ -9,16 +9,16 @@ data section; ranges are relative to the data section, without overlap, hole or 
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import parse_object
 from specctl.checkpoint.sniff import SNIFF_BYTES, report_foreign
+from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
+from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.digests import MAX_HEADER_BYTES
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
@@ -27,15 +27,21 @@ _MAX_COUNT = 1 << 63
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
 
+def needed_bytes(head: bytes) -> int:
+    """Return how many bytes `read_header` will read of a file that begins with `head`."""
+    length = int.from_bytes(head[:8], "little")
+    return 8 + length if length <= MAX_HEADER_BYTES and head[8:9] == b"{" else SNIFF_BYTES
+
+
 def read_header(
-    path: Path, *, file: str, findings: Findings
+    store: FileStore, file: str, findings: Findings
 ) -> tuple[list[TensorEntry], WeightFile | None]:
     """Return the tensors of one safetensors file and its `WeightFile` record.
 
     Args:
-        path: the file.
-        file: name for diagnostics and entries, relative to the checkpoint's root.
-        findings: receives SD101, SD105 to SD116 and SD135.
+        store: holds the file.
+        file: its name, relative to the checkpoint's root.
+        findings: receives SD101, SD105 to SD116 and what the store reports (SD135).
 
     Returns:
         Entries in header order whose own dtype, shape and offsets are sound (a truncated file
@@ -43,19 +49,15 @@ def read_header(
         is no header at all.
     """
     try:
-        if not path.is_file():  # opening a FIFO of this name would block for ever
-            findings.add("SD135", where=file, message="not a regular file")
-            return [], None
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            head = stream.read(SNIFF_BYTES)
+        with store.open(file) as stored:
+            size = stored.size
+            head = stored.read_at(0, SNIFF_BYTES)
             length = _header_length(head, size, file=file, findings=findings)
             if length is None:
                 return [], None
-            raw = head[8 : 8 + length]
-            raw += stream.read(length - len(raw))
-    except OSError as error:
-        findings.add("SD135", where=file, message=f"cannot be read: {error.strerror}")
+            raw = stored.read_at(8, 8 + length)
+    except DiagnosticError as error:
+        findings.extend(error.diagnostics)
         return [], None
     if len(raw) != length:
         _add_cut(file, length, len(raw), findings)

@@ -7,12 +7,11 @@ archive; storages, offsets and strides are checked against the member's size.
 
 from __future__ import annotations
 
+import io
 import math
-import stat
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -26,8 +25,11 @@ from specctl.checkpoint.pickle_machine import (
     UnknownGlobalError,
 )
 from specctl.checkpoint.sniff import SNIFF_BYTES, content_name, report_foreign
+from specctl.checkpoint.sources.store import FileStore, RangeStream, StoredFile
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
-from specctl.contract.digests import MAX_HEADER_BYTES, digest_tail
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.digests import MAX_HEADER_BYTES
+from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 
 _STORAGES: MappingProxyType[str, str] = MappingProxyType(
@@ -126,9 +128,9 @@ def is_contiguous(tensor: PickledTensor) -> bool:
 class TorchArchive:
     """An open PyTorch zip: its pickle and the place of each storage."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._zip = zipfile.ZipFile(path)
+    def __init__(self, stored: StoredFile) -> None:
+        self._file = stored
+        self._zip = zipfile.ZipFile(io.BufferedReader(RangeStream(stored)))
         names = [n for n in self._zip.namelist() if n.endswith("/data.pkl") or n == "data.pkl"]
         if len(names) != 1:
             self._zip.close()
@@ -190,44 +192,41 @@ class TorchArchive:
     def _data_start(self, info: zipfile.ZipInfo) -> int:
         # The local header repeats name and extra field with lengths of its own (torch pads the
         # extra field to align the data), so the directory's lengths cannot be used.
-        with self._path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(info.header_offset)
-            local = stream.read(30)
+        local = self._file.read_at(info.header_offset, info.header_offset + 30)
         if len(local) != 30 or local[:4] != b"PK\x03\x04":
             raise PickleRefusedError(f"`{printable(info.filename)}` has no local header")
         name_length = int.from_bytes(local[26:28], "little")
         extra_length = int.from_bytes(local[28:30], "little")
         start = info.header_offset + 30 + name_length + extra_length
-        if start + info.file_size > size:
+        if start + info.file_size > self._file.size:
             raise PickleRefusedError(f"`{printable(info.filename)}` ends after the file does")
         return start
 
     def directory_digest(self) -> str:
         """Return `sha256:` of the zip's central directory (members' names, sizes, CRCs)."""
-        with self._path.open("rb") as stream:
-            digest = digest_tail(stream, self._zip.start_dir)
-        if digest is None:
+        begin, end = self._zip.start_dir, self._file.size
+        if not 0 < end - begin <= MAX_HEADER_BYTES:
             raise PickleRefusedError(f"the zip directory has more than {MAX_HEADER_BYTES} bytes")
-        return digest
+        return digest_bytes(self._file.read_at(begin, end))
 
 
 def with_archive(
-    path: Path, file: str, findings: Findings, use: Callable[[TorchArchive], T]
+    store: FileStore,
+    file: str,
+    findings: Findings,
+    use: Callable[[TorchArchive, StoredFile], T],
 ) -> T | None:
-    """Open `path` as an archive and return `use(archive)`; report and return None on trouble."""
+    """Open `file` as an archive and return `use(archive, file)`; report trouble, return None."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            findings.add("SD135", where=file, message="not a regular file")
-            return None
-        with path.open("rb") as stream:
-            head = stream.read(SNIFF_BYTES)
-        if not head.startswith(b"PK"):
-            _report_not_zip(head, status.st_size, file, findings)
-            return None
-        with TorchArchive(path) as archive:
-            return use(archive)
+        with store.open(file) as stored:
+            head = stored.read_at(0, SNIFF_BYTES)
+            if not head.startswith(b"PK"):
+                _report_not_zip(head, stored.size, file, findings)
+                return None
+            with TorchArchive(stored) as archive:
+                return use(archive, stored)
+    except DiagnosticError as error:
+        findings.extend(error.diagnostics)
     except UnknownGlobalError as error:
         findings.add(
             "SD103",
@@ -267,17 +266,17 @@ def _report_not_zip(head: bytes, size: int, file: str, findings: Findings) -> No
 
 
 def read_torch_tensors(
-    path: Path, *, file: str, findings: Findings
+    store: FileStore, file: str, findings: Findings
 ) -> tuple[list[TensorEntry], WeightFile | None]:
     """Return the tensors of a PyTorch zip that holds a flat state dict; see `read_header`.
 
-    Diagnostics: SD103, SD105 to SD107, SD131, SD132, SD135.
+    Diagnostics: SD103, SD105 to SD107, SD131, SD132 and what the store reports (SD135).
     """
 
-    def use(archive: TorchArchive) -> tuple[list[TensorEntry], WeightFile]:
+    def use(archive: TorchArchive, stored: StoredFile) -> tuple[list[TensorEntry], WeightFile]:
         record = WeightFile(
             file=file,
-            size_bytes=path.stat().st_size,
+            size_bytes=stored.size,
             header_digest=archive.directory_digest(),
         )
         table = archive.load()
@@ -286,7 +285,7 @@ def read_torch_tensors(
         entries = [_table_entry(archive, k, v, file, findings) for k, v in table.items()]
         return [e for e in entries if e is not None], record
 
-    result = with_archive(path, file, findings, use)
+    result = with_archive(store, file, findings, use)
     return ([], None) if result is None else result
 
 

@@ -92,12 +92,16 @@ def target_ids(value: object) -> tuple[int, ...]:
 
 
 def _decode(checkpoint: Checkpoint, findings: Findings) -> _Tokenizer | None:
-    path = checkpoint.root / TOKENIZER
-    if not path.is_file():
+    try:
+        raw = checkpoint.read_file(TOKENIZER)
+    except DiagnosticError as error:
+        findings.diagnostics.extend(error.diagnostics)
+        return None
+    if raw is None:
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
-    except (msgspec.DecodeError, OSError) as error:
+        return msgspec.json.decode(raw, type=_Tokenizer)
+    except msgspec.DecodeError as error:
         findings.add(
             "SD207",
             where=TOKENIZER,

@@ -19,6 +19,7 @@ from specctl.checkpoint import atomic_write, read_pt_ints
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import MAX_JSON_BYTES
 from specctl.checkpoint.safetensors_header import read_header
+from specctl.checkpoint.sources import LocalStore
 from specctl.checkpoint.tensor_entry import TensorEntry, printable, unpack_ints
 from specctl.checkpoint.writing import stream_safetensors
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -190,7 +191,7 @@ def _read_json(path: Path) -> tuple[int, ...]:
 
 def _read_safetensors(path: Path) -> tuple[int, ...]:
     findings = Findings()
-    entries, _ = read_header(path, file=path.name, findings=findings)
+    entries, _ = read_header(LocalStore(path.parent), path.name, findings)
     problems = [d for d in findings.result() if d.severity == "error"]
     if problems:
         raise DiagnosticError(problems)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
+from specctl.checkpoint.sources import LocalStore
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.tokenmap.counting import LoadedTokenizer
 
@@ -137,10 +138,10 @@ def _unknown(where: str, message: str, tokenizer: LoadedTokenizer) -> Diagnostic
 
 
 def _read(directory: Path, name: str, findings: Findings) -> dict[str, Any]:
-    path = directory / name
-    if not path.exists():
+    store = LocalStore(directory)
+    if not store.has(name):
         return {}
-    table, _ = read_object(path, file=name, findings=findings)
+    table, _ = read_object(store, name, findings)
     return table or {}
 
 

@@ -1,0 +1,167 @@
+"""A directory of this machine as a file store.
+
+Invariants: only regular files are opened (a FIFO of a weight file's name would block for ever); a
+hub cache keeps its files as links from `snapshots/REVISION/` into the `blobs/` next to it, and
+those links stay inside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+from specctl.contract.diagnostics import DiagnosticError, diagnose
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class LocalFile:
+    """A regular file, open for reading ranges."""
+
+    def __init__(self, path: Path, *, where: str) -> None:
+        """Open `path`.
+
+        Args:
+            path: the file.
+            where: place for diagnostics.
+
+        Raises:
+            DiagnosticError: SD135 when the system refuses or it is no regular file.
+        """
+        self._where = where
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise _refused(where, error) from error
+        try:
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            self.close()
+            raise _refused(where, error) from error
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise DiagnosticError(diagnose("SD135", where=where, message="not a regular file"))
+        self.size = status.st_size
+
+    def read_at(self, begin: int, end: int) -> bytes:
+        """Return the bytes of [begin, end), fewer when the file ends earlier; SD135."""
+        length = min(end, self.size) - begin  # compared first: nothing is allocated for a cut range
+        if length <= 0:
+            return b""
+        try:
+            data = os.pread(self._descriptor, length, begin)
+            while len(data) < length:
+                more = os.pread(self._descriptor, length - len(data), begin + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise _refused(self._where, error) from error
+        return data
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> LocalFile:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+class LocalStore:
+    """The files in one directory."""
+
+    def __init__(self, root: Path) -> None:
+        """Stand for `root`; nothing is read yet."""
+        self.root = root
+
+    @property
+    def identity(self) -> str:
+        """The directory as it was given."""
+        return str(self.root)
+
+    @property
+    def revision(self) -> str | None:
+        """Commit of a hub cache's `snapshots/COMMIT` directory, else None."""
+        home = self.root.absolute()
+        is_snapshot = home.parent.name == "snapshots" and _COMMIT.fullmatch(home.name)
+        return home.name if is_snapshot else None
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return names (without hidden ones, sorted) and sizes; SD135."""
+        found: dict[str, int] = {}
+        try:
+            with os.scandir(self.root) as entries:
+                for entry in entries:
+                    if not entry.name.startswith("."):
+                        found[entry.name] = _size(entry)
+        except OSError as error:
+            raise DiagnosticError(
+                diagnose(
+                    "SD135", where=str(self.root), message=f"cannot be listed: {error.strerror}"
+                )
+            ) from error
+        return MappingProxyType(dict(sorted(found.items())))
+
+    def has(self, name: str) -> bool:
+        """Tell whether something of that name exists; a link to nothing does not."""
+        try:
+            return (self.root / name).exists()
+        except (OSError, ValueError):
+            return False
+
+    def why_outside(self, name: str) -> str | None:
+        """Return why `name` leads out of the directory; links are followed."""
+        try:
+            home = self.root.resolve()
+            target = (home / name).resolve()
+        except (OSError, ValueError, RuntimeError):
+            return "cannot be resolved"
+        roots = [home]
+        if home.parent.name == "snapshots":
+            roots.append(home.parent.parent / "blobs")
+        if any(target.is_relative_to(root) for root in roots):
+            return None
+        return "is a link that leaves the directory"
+
+    def open(self, name: str) -> LocalFile:
+        """Open a file for reading ranges; SD135."""
+        return LocalFile(self.root / name, where=name)
+
+    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int]) -> None:
+        """Do nothing: a read of this disk is not worth hiding."""
+
+    def local_path(self, name: str) -> Path | None:
+        """Return the file's path."""
+        return self.root / name
+
+    def fetch(self, name: str) -> Path:
+        """Return the file's path."""
+        return self.root / name
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:  # a link to nothing; opening it says so
+        return 0
+
+
+def _refused(where: str, error: OSError | ValueError) -> DiagnosticError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return DiagnosticError(diagnose("SD135", where=where, message=f"cannot be read: {reason}"))
