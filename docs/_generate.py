@@ -36,13 +36,11 @@ from specctl.contract.roles import (  # noqa: E402
     TensorRole,
 )
 from specctl.contract.strict import describe_type  # noqa: E402
-from specctl.formats import (  # noqa: E402
-    deepseek_mtp,
-    eagle3,
-    huggingface,
-    speculators_dspark,
-    speculators_mtp,
-)
+from specctl.formats import huggingface  # noqa: E402
+from specctl.formats.block import speculators_dspark  # noqa: E402
+from specctl.formats.eagle import eagle3  # noqa: E402
+from specctl.formats.mtp import deepseek as deepseek_mtp  # noqa: E402
+from specctl.formats.mtp import speculators as speculators_mtp  # noqa: E402
 from specctl.formats.names import NameTable  # noqa: E402
 from specctl.ops.report import InspectReport, ValidateReport, json_schema  # noqa: E402
 

@@ -20,7 +20,6 @@ from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import (
     Decoder,
     Draft,
-    DraftFormat,
     Geometry,
     MarkovHead,
     Origin,
@@ -29,12 +28,28 @@ from specctl.contract.manifest import (
     TensorRef,
     WeightFile,
 )
+from specctl.contract.roles import TensorRole
 from specctl.contract.vocabulary_map import offsets_to_absolute, target_mask
 
 TargetFormat = Literal["huggingface"]
 Role = Literal["target", "draft"]
 AuxNumbering = Literal["boundary", "output"]
-Algorithm = Literal["eagle3", "dspark", "mtp"]
+Algorithm = Literal[
+    "eagle",
+    "eagle3",
+    "peagle",
+    "dflash",
+    "dflash2",
+    "dspark",
+    "domino",
+    "xpress",
+    "mtp",
+    "gemma4_assistant",
+    "medusa",
+    "hydra",
+    "mlp_speculator",
+    "pard",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +59,13 @@ class Detection:
     Args:
         role: None when the format is unknown or contradictory (then `diagnostics` has the error).
         format: dialect that reads it, None as above.
-        evidence: config keys and tensor names that decided it, in the order they were tried.
+        bundled: draft format of the prediction layers inside a target, None without any.
+        evidence: config keys and tensor names that decided it.
     """
 
     role: Role | None
-    format: DraftFormat | TargetFormat | None
+    format: str | None
+    bundled: str | None
     evidence: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
 
@@ -69,7 +86,7 @@ class TargetCheckpoint:
         num_layers: counted from tensors, else from the config; kept for other architectures.
     """
 
-    root: Path
+    root: Path | None
     format: TargetFormat
     architecture: str
     config_digest: str | None
@@ -130,6 +147,7 @@ class DraftCheckpoint:
     Args:
         root: directory it was read from.
         architecture: first entry of the config's `architectures`, empty when it has none.
+        target_name: hub id or path of the target it was made for, as the config names it.
         decoder: shape of the draft's own layers, None when a dimension is missing.
         hidden_size: draft width; kept here for the case that `decoder` is None.
         target_hidden_size: width of one captured target state.
@@ -145,14 +163,21 @@ class DraftCheckpoint:
         t2d: on-disk mask [V], one byte per target id.
         draft_to_target: absolute target ids in draft-id order; None without a map tensor or
             when its encoding is not decided.
-        tensors: canonical role -> tensor; roles are in `contract.roles`.
+        details: what only this algorithm has, by the config's own names; for reports and writers.
+        roles: table that says which tensors there are and which shape they have.
+        sizes: shape symbol -> elements, over those that the fields above give; `X0` is the first
+            layer's attention input.
+        config: config.json's object as stored, for writers and engine verdicts.
+        unknown_fields: pointers of config fields that no rule of the format reads.
+        tensors: canonical role -> tensor.
         unmapped: keys of the files that no role takes, sorted.
     """
 
-    root: Path
-    format: DraftFormat
+    root: Path | None
+    format: str
     algorithm: Algorithm
     architecture: str
+    target_name: str | None
     config_digest: str | None
     dtype: str | None
     decoder: Decoder | None
@@ -183,6 +208,11 @@ class DraftCheckpoint:
     draft_to_target: tuple[int, ...] | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    details: Mapping[str, object]
+    roles: tuple[TensorRole, ...]
+    sizes: Mapping[str, int]
+    config: Mapping[str, object]
+    unknown_fields: tuple[str, ...]
     tensors: Mapping[str, TensorRef]
     unmapped: tuple[str, ...]
     files: tuple[WeightFile, ...]
@@ -216,8 +246,10 @@ class DraftCheckpoint:
 
     def to_draft(self, *, source: str, revision: str | None) -> Draft | None:
         """Return the manifest section, or None while a required fact is open."""
+        algorithm = served_algorithm(self.algorithm)
         if (
-            self.config_digest is None
+            algorithm is None
+            or self.config_digest is None
             or self.dtype is None
             or self.decoder is None
             or self.target_hidden_size is None
@@ -226,7 +258,7 @@ class DraftCheckpoint:
             return None
         return Draft(
             format=self.format,
-            algorithm=self.algorithm,
+            algorithm=algorithm,
             source=source,
             revision=revision,
             architecture=self.architecture,
@@ -248,6 +280,13 @@ class DraftCheckpoint:
             tensors=dict(self.tensors),
             files=self.files,
         )
+
+
+def served_algorithm(algorithm: Algorithm) -> Literal["eagle3", "dspark", "mtp"] | None:
+    """Return the algorithm when a manifest can hold it, None for one that is not served."""
+    if algorithm == "eagle3" or algorithm == "dspark" or algorithm == "mtp":
+        return algorithm
+    return None
 
 
 def chain_geometry(num_speculative_tokens: int) -> Geometry:

@@ -8,7 +8,6 @@ from specctl.checkpoint import tensor_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import (
-    ROLES_BY_ALGORITHM,
     TARGET_ROLES,
     TensorRole,
     dimension,
@@ -48,10 +47,13 @@ def check_draft_tensors(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
     sizes |= {symbol: size for symbol, size in known.items() if size is not None}
     if "C" in sizes and draft.is_confidence_with_markov:
         sizes["C"] += markov_size
+    sizes |= draft.sizes
     first = dict(sizes)
-    if draft.algorithm == "eagle3" and "H" in sizes:
+    if "X0" in sizes:
+        first["X"] = sizes["X0"]
+    elif draft.algorithm == "eagle3" and "H" in sizes:
         first["X"] = 2 * sizes["H"]  # (embedding, state) side by side
-    yield from _check(draft.tensors, ROLES_BY_ALGORITHM[draft.algorithm], first, sizes)
+    yield from _check(draft.tensors, draft.roles, first, sizes)
 
 
 def _layer_sizes(decoder: Decoder) -> dict[str, int]:

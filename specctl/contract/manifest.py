@@ -150,15 +150,6 @@ class Target(_Facts, frozen=True, kw_only=True):
     files: tuple[WeightFile, ...]
 
 
-DraftFormat = Literal[
-    "speculators-eagle3",
-    "speculators-dspark",
-    "speculators-mtp",
-    "safeailab-eagle3",
-    "deepseek-mtp",
-]
-
-
 class MarkovHead(_Facts, frozen=True, kw_only=True):
     """DSpark's sequential head: w1 rows are *target* ids, w2 rows are *draft* ids."""
 
@@ -170,7 +161,7 @@ class Draft(_Facts, frozen=True, kw_only=True):
     """Facts of the draft.
 
     Args:
-        format: on-disk dialect it was read from.
+        format: on-disk dialect it was read from; a label, `algorithm` and `tensors` decide.
         algorithm: proposer that runs it.
         decoder: shape of the draft's own layers; `num_layers` counted from tensors.
         target_hidden_size: width of the target states it consumes.
@@ -183,7 +174,7 @@ class Draft(_Facts, frozen=True, kw_only=True):
         tensors: role -> tensor. Roles are the canonical names of docs/reference/formats.md.
     """
 
-    format: DraftFormat
+    format: str
     algorithm: Literal["eagle3", "dspark", "mtp"]
     source: str
     revision: str | None

@@ -2,58 +2,54 @@
 
 Invariants: `detect` is total and unique and looks at config and tensors only. A reader reports
 every defect in `.diagnostics` and raises only when there is no format to read by. Name tables are
-two-way data (`names.NameTable`), one per dialect.
+two-way data (`names.NameTable`), one per dialect; `registry.FORMATS` lists every format once.
 """
 
 from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.draft import DraftCheckpoint, TargetCheckpoint
-from specctl.formats import (
-    deepseek_mtp,
-    huggingface,
-    safeailab_eagle3,
-    speculators_dspark,
-    speculators_eagle3,
-    speculators_mtp,
-)
+from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
+from specctl.formats import huggingface
 from specctl.formats.detect import detect, mark_place
 from specctl.formats.given import complete_draft, with_given
+from specctl.formats.registry import BY_NAME
 
 __all__ = ["complete_draft", "detect", "read_draft", "read_target", "with_given"]
 
-_DRAFT_READERS = {
-    "speculators-eagle3": speculators_eagle3.read,
-    "speculators-dspark": speculators_dspark.read,
-    "speculators-mtp": speculators_mtp.read,
-    "safeailab-eagle3": safeailab_eagle3.read,
-    "deepseek-mtp": deepseek_mtp.read,
-}
 
+def read_draft(checkpoint: Checkpoint, detection: Detection | None = None) -> DraftCheckpoint:
+    """Return the normalized draft; of a target, the one bundled with it.
 
-def read_draft(checkpoint: Checkpoint) -> DraftCheckpoint:
-    """Return the normalized draft.
+    Args:
+        checkpoint: the opened files.
+        detection: what `detect` said of it, None to ask again.
 
     Raises:
-        DiagnosticError: SD201, SD202 or SD205 when no draft format reads it, or it is a target.
+        DiagnosticError: SD201, SD202 or SD205 when no draft format reads it, or it is a target
+            without a draft.
     """
-    detection = detect(checkpoint)
+    detection = detect(checkpoint) if detection is None else detection
     if detection.format is None:
         raise DiagnosticError(detection.diagnostics)
-    reader = _DRAFT_READERS.get(detection.format)
+    name = detection.format if detection.role == "draft" else detection.bundled
+    reader = None if name is None else BY_NAME[name].read
     if reader is None:
         raise DiagnosticError(_wrong_role("a draft", detection.evidence, checkpoint))
     return reader(checkpoint)
 
 
-def read_target(checkpoint: Checkpoint) -> TargetCheckpoint:
+def read_target(checkpoint: Checkpoint, detection: Detection | None = None) -> TargetCheckpoint:
     """Return the normalized target.
+
+    Args:
+        checkpoint: the opened files.
+        detection: what `detect` said of it, None to ask again.
 
     Raises:
         DiagnosticError: SD201, SD202 or SD205 when no format reads it, or it is a draft.
     """
-    detection = detect(checkpoint)
+    detection = detect(checkpoint) if detection is None else detection
     if detection.format is None:
         raise DiagnosticError(detection.diagnostics)
     if detection.role != "target":

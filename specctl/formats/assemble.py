@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import has_errors
-from specctl.contract.manifest import Decoder, DraftFormat, Geometry, MarkovHead, TensorRef
+from specctl.contract.manifest import Decoder, Geometry, MarkovHead, TensorRef
+from specctl.contract.roles import TensorRole
 from specctl.draft import Algorithm, DraftCheckpoint
 from specctl.formats.aux_layers import AuxFacts
-from specctl.formats.fields import CONFIG, Fields
+from specctl.formats.fields import CONFIG, Fields, Findings
 from specctl.formats.names import Matched
 from specctl.formats.tokenizer import target_ids
 from specctl.formats.vocabulary import VocabularyFacts
@@ -40,11 +41,18 @@ class BlockFacts:
     draft_block_size: int | None = None
 
 
+NO_FLAGS = NormFlags()
+NO_BLOCK = BlockFacts()
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+NO_DETAILS: Mapping[str, object] = MappingProxyType({})
+
+
 def assemble(
     checkpoint: Checkpoint,
     *,
-    format: DraftFormat,
+    format: str,
     algorithm: Algorithm,
+    roles: tuple[TensorRole, ...],
     root: Fields,
     layers: Fields,
     matched: Matched,
@@ -55,13 +63,23 @@ def assemble(
     vocabulary: VocabularyFacts,
     num_speculative_tokens: int | None,
     geometry: Geometry | None,
-    flags: NormFlags,
-    block: BlockFacts,
+    flags: NormFlags = NO_FLAGS,
+    block: BlockFacts = NO_BLOCK,
+    sizes: Mapping[str, int] = NO_SIZES,
+    details: Mapping[str, object] = NO_DETAILS,
 ) -> DraftCheckpoint:
-    """Return the normalized draft; its findings are those of `root`."""
+    """Return the normalized draft; its findings are those of `root`.
+
+    `sizes` and `details` are what the other arguments do not say; see `DraftCheckpoint`. Every
+    config field that is needed must have been read before this call: the rest is SD211.
+    """
     findings = root.findings
     report_remote_code(root)
     architectures = root.texts("architectures")
+    hidden_size = layers.integer("hidden_size")
+    bos = next(iter(target_ids(layers.raw("bos_token_id"))), None)
+    eos = tuple(sorted(set(target_ids(layers.raw("eos_token_id")))))
+    unknown = report_unknown_fields(findings)
     findings.read("draft", CONFIG)
     findings.read("draft.tensors", "tensor names")
     findings.derived("draft.format", "config.json and tensor names", "format detection")
@@ -71,10 +89,11 @@ def assemble(
         format=format,
         algorithm=algorithm,
         architecture=architectures[0] if architectures else "",
+        target_name=_target_name(checkpoint),
         config_digest=checkpoint.config_digest,
         dtype=main_dtype(matched.tensors),
         decoder=decoder,
-        hidden_size=layers.integer("hidden_size"),
+        hidden_size=hidden_size,
         target_hidden_size=target_hidden_size,
         target_num_layers=target_num_layers,
         target_vocab_size=vocabulary.target_vocab_size,
@@ -99,14 +118,45 @@ def assemble(
         d2t=vocabulary.d2t,
         t2d=vocabulary.t2d,
         draft_to_target=vocabulary.draft_to_target,
-        bos_token_id=next(iter(target_ids(layers.data.get("bos_token_id"))), None),
-        eos_token_ids=tuple(sorted(set(target_ids(layers.data.get("eos_token_id"))))),
+        bos_token_id=bos,
+        eos_token_ids=eos,
+        details=MappingProxyType(dict(details)),
+        roles=roles,
+        sizes=MappingProxyType(dict(sizes)),
+        config=MappingProxyType(checkpoint.config or {}),
+        unknown_fields=unknown,
         tensors=MappingProxyType(dict(matched.tensors)),
         unmapped=matched.unmapped,
         files=checkpoint.files,
         origins=MappingProxyType(dict(findings.origins)),
         diagnostics=tuple(findings.diagnostics),
     )
+
+
+def _target_name(checkpoint: Checkpoint) -> str | None:
+    config = checkpoint.config or {}
+    section = config.get("speculators_config")
+    target = section.get("verifier") if isinstance(section, dict) else None
+    names = (
+        target.get("name_or_path") if isinstance(target, dict) else None,
+        config.get("target_model_name_or_path"),
+        config.get("base_model_name_or_path"),
+    )
+    return next((name for name in names if isinstance(name, str) and name), None)
+
+
+def report_unknown_fields(findings: Findings) -> tuple[str, ...]:
+    """Report SD211 for the config fields that nothing read, and return their pointers."""
+    unknown = findings.unread_fields()
+    for pointer, value in unknown.items():
+        findings.add(
+            "SD211",
+            where=f"{CONFIG}#{pointer}",
+            message=f"`{pointer.rpartition('/')[2]}` is no field of this format; it was not used",
+            expected="a field that the format defines",
+            found=repr(value)[:80],
+        )
+    return tuple(unknown)
 
 
 def report_remote_code(root: Fields) -> None:
@@ -116,7 +166,7 @@ def report_remote_code(root: Fields) -> None:
             "SD204",
             where=root.where("auto_map"),
             message="`auto_map` names code of the checkpoint; it was not read or run",
-            found=str(root.data["auto_map"])[:80],
+            found=str(root.raw("auto_map"))[:80],
         )
 
 

@@ -82,7 +82,7 @@ def _report_other_list(fields: Fields, key: str, ids: tuple[int, ...]) -> None:
     Converters leave `target_layer_ids`, outputs or boundaries, beside the format's own list.
     """
     known = (list(ids), list(to_canonical(ids, "boundary")))
-    other = fields.data.get(OTHER_KEY)
+    other = fields.raw(OTHER_KEY)
     if other is not None and other not in known:
         fields.findings.add(
             "SD208",

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 from specctl.contract.manifest import Origin
+from specctl.formats.inert import INERT_FIELDS
 
 CONFIG = "config.json"
 NO_DEFAULTS: Mapping[str, object] = MappingProxyType({})
@@ -24,6 +25,30 @@ class Findings:
     def __init__(self) -> None:
         self.origins: dict[str, Origin] = {}
         self.diagnostics: list[Diagnostic] = []
+        self._objects: dict[str, Mapping[str, object]] = {}
+        self._used: set[str] = set()
+
+    def open_object(self, pointer: str, data: Mapping[str, object]) -> None:
+        """Record that a reader looks into the config object at `pointer`."""
+        self._objects[pointer] = data
+
+    def use(self, pointer: str) -> None:
+        """Record that a reader asked for the config field at `pointer`."""
+        self._used.add(pointer)
+
+    def unread_fields(self) -> Mapping[str, object]:
+        """Return pointer -> value of the fields that hold a value and that nobody asked for.
+
+        Fields that cannot change a forward pass (`INERT_FIELDS`) are left out; so is null.
+        """
+        return {
+            f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}": value
+            for pointer, data in self._objects.items()
+            for key, value in data.items()
+            if value is not None
+            and key not in INERT_FIELDS
+            and f"{pointer}/{key}" not in self._used
+        }
 
     def read(self, path: str | None, where: str) -> None:
         """Record that the fact at manifest path `path` was read at `where`."""
@@ -80,13 +105,22 @@ class Fields:
     defaults: Mapping[str, object] = field(default_factory=dict)
     rule: str = ""
 
+    def __post_init__(self) -> None:
+        """Enter the object into the account of what was read."""
+        self.findings.open_object(self.pointer, self.data)
+
+    def raw(self, key: str) -> object:
+        """Return a field as stored, None when absent; for values that have no one type."""
+        self.findings.use(f"{self.pointer}/{key}")
+        return self.data.get(key)
+
     def where(self, key: str) -> str:
         """Return the place of a key, `config.json#/a/b`."""
         return f"{CONFIG}#{self.pointer}/{key}"
 
     def has(self, key: str) -> bool:
         """Tell whether the file states the key (null counts as absent)."""
-        return self.data.get(key) is not None
+        return self.raw(key) is not None
 
     def integer(
         self,
@@ -151,7 +185,7 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings, empty when absent; SD207 for a wrong one."""
-        value = self.data.get(key)
+        value = self.raw(key)
         if value is None:
             return ()
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -163,7 +197,7 @@ class Fields:
         self, key: str, *, defaults: Mapping[str, object] = NO_DEFAULTS, rule: str = ""
     ) -> Fields | None:
         """Return a nested object, None when absent; SD207 when it is no object."""
-        value = self.data.get(key)
+        value = self.raw(key)
         if value is None:
             return None
         if not isinstance(value, dict):
@@ -188,7 +222,7 @@ class Fields:
         )
 
     def _value(self, key: str, path: str | None, *, is_required: bool) -> object:
-        value = self.data.get(key)
+        value = self.raw(key)
         if value is not None:
             self.findings.read(path, self.where(key))
             return value

@@ -24,7 +24,6 @@ from specctl.formats.decoder import (
     read_decoder,
     report_layer_count,
 )
-from specctl.formats.deepseek_mtp import layer_indexes
 from specctl.formats.embedding import find_decoys, find_embedding, find_head
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import (
@@ -33,6 +32,7 @@ from specctl.formats.model_types import (
     defaults_rule,
     flat_defaults,
 )
+from specctl.formats.mtp.deepseek import layer_indexes
 from specctl.formats.names import ROTARY_BUFFER, Matched, Name, NameTable, layer_names
 from specctl.formats.tokenizer import read_tokenizer
 

@@ -30,8 +30,8 @@ def read_rope(fields: Fields, path: str) -> Rope | None:
         _conflict(fields, "rope_type", _kind(nested), _kind(scaling))
         return None
     numbers = {
-        key: value
-        for key, value in source.data.items()
+        key: source.raw(key)
+        for key in source.data
         if key not in ("rope_theta", "rope_type", "type", "partial_rotary_factor")
     }
     kind = _kind(source)
@@ -45,14 +45,14 @@ def _theta(fields: Fields, nested: Fields | None, path: str) -> float | None:
         return fields.number("rope_theta", theta_path)
     theta = nested.number("rope_theta", theta_path)
     if fields.has("rope_theta") and fields.number("rope_theta") != theta:
-        _conflict(fields, "rope_theta", theta, fields.data["rope_theta"])
+        _conflict(fields, "rope_theta", theta, fields.raw("rope_theta"))
         return None
     return theta
 
 
 def _is_whole(section: Fields) -> bool:
     """Report SD207 for a factor that leaves some dimensions unturned; none is read."""
-    factor = section.data.get("partial_rotary_factor")
+    factor = section.raw("partial_rotary_factor")
     if factor is None or factor == 1:
         return True
     section.findings.add(
@@ -66,7 +66,7 @@ def _is_whole(section: Fields) -> bool:
 
 
 def _kind(section: Fields) -> str:
-    kind = section.data.get("rope_type") or section.data.get("type") or "default"
+    kind = section.raw("rope_type") or section.raw("type") or "default"
     return kind if isinstance(kind, str) else repr(kind)
 
 

@@ -60,7 +60,7 @@ def layer_fields(root: Fields, *, absent_model_type: Family) -> tuple[Fields, Fa
 
 def _speculative_tokens(section: Fields) -> int | None:
     """Return the default method's count; SD210, SD207 or SD301 when there is none."""
-    methods = section.data.get("proposal_methods")
+    methods = section.raw("proposal_methods")
     entries = methods if isinstance(methods, list) else []
     default = section.text("default_proposal_method")
     for index, entry in enumerate(entries):

@@ -18,6 +18,7 @@ from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
 
 _IN_TARGET = "target "
 _ALL_TENSORS = ("tensor names", "tensor headers")
+_OF_A_DRAFT_ALONE = ("SD301",)  # a target does not say how many tokens its prediction layer drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +27,7 @@ class Loaded:
 
     Args:
         source: as the user wrote it.
+        bundled: the prediction layers inside a target, read as a draft.
         diagnostics: container, detection, reader and checks, in this order.
     """
 
@@ -34,6 +36,7 @@ class Loaded:
     detection: Detection
     draft: DraftCheckpoint | None
     target: TargetCheckpoint | None
+    bundled: DraftCheckpoint | None
     diagnostics: tuple[Diagnostic, ...]
 
 
@@ -62,13 +65,18 @@ def load(source: str) -> Loaded:
     findings = [*checkpoint.diagnostics, *detection.diagnostics]
     draft: DraftCheckpoint | None = None
     target: TargetCheckpoint | None = None
+    bundled: DraftCheckpoint | None = None
     try:
         if detection.role == "draft":
-            draft = formats.read_draft(checkpoint)
+            draft = formats.read_draft(checkpoint, detection)
             findings += [*draft.diagnostics, *checks.check_draft(draft)]
         elif detection.role == "target":
-            target = formats.read_target(checkpoint)
+            target = formats.read_target(checkpoint, detection)
             findings += [*target.diagnostics, *checks.check_target(target)]
+        if detection.bundled is not None:
+            bundled = formats.read_draft(checkpoint, detection)
+            own = (*bundled.diagnostics, *checks.check_draft(bundled))
+            findings += [d for d in own if d.code not in _OF_A_DRAFT_ALONE and d not in findings]
     except DiagnosticError as error:
         findings += [d for d in error.diagnostics if d not in findings]
     return Loaded(
@@ -77,6 +85,7 @@ def load(source: str) -> Loaded:
         detection=detection,
         draft=draft,
         target=target,
+        bundled=bundled,
         diagnostics=located(findings, source),
     )
 

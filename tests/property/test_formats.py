@@ -20,9 +20,12 @@ from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.roles import ROLES_BY_ALGORITHM, TARGET_ROLES
 from specctl.contract.vocabulary_map import absolute_to_offsets, offsets_to_absolute, target_mask
 from specctl.draft import decide_map_encoding
-from specctl.formats import deepseek_mtp, huggingface, speculators_dspark, speculators_mtp
-from specctl.formats.eagle3 import SAFEAILAB_NAMES, SPECULATORS_NAMES
+from specctl.formats import huggingface
+from specctl.formats.block import speculators_dspark
+from specctl.formats.eagle.eagle3 import SAFEAILAB_NAMES, SPECULATORS_NAMES
 from specctl.formats.fields import Findings
+from specctl.formats.mtp import deepseek as deepseek_mtp
+from specctl.formats.mtp import speculators as speculators_mtp
 from specctl.formats.names import NameTable
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"

@@ -89,4 +89,14 @@ CODES: tuple[Code, ...] = (
         why="The token count is read from that entry; without it the geometry is undefined.",
         fix="Make the name equal to the `proposal_type` of one entry",
     ),
+    Code(
+        code="SD211",
+        slug="config-field-unknown",
+        severity="info",
+        summary="A config field is none that the format defines, and nothing reads it.",
+        why="It may be a note of the trainer, or a switch that changes the arithmetic in the "
+        "engine it was written for.",
+        fix="Remove the field, or check what it does in the library that wrote it; `--strict` "
+        "makes every such field an error",
+    ),
 )

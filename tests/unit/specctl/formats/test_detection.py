@@ -56,7 +56,6 @@ def test_a_draft_with_an_embedding_spelled_like_a_targets_stays_a_draft() -> Non
     [
         ({"speculators_model_type": "peagle"}, "peagle"),
         ({"speculators_model_type": "dflash"}, "dflash"),
-        ({"speculators_model_type": DELETE, "dflash_config": {}}, "DFlash"),
         ({"speculators_model_type": DELETE, "architectures": ["Qwen3DSparkModel"]}, "DSpark"),
     ],
 )

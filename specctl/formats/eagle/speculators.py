@@ -9,7 +9,7 @@ from __future__ import annotations
 from specctl.checkpoint import Checkpoint
 from specctl.draft import DraftCheckpoint
 from specctl.formats.aux_layers import read_boundary_ids
-from specctl.formats.eagle3 import SPECULATORS_NAMES, Dialect, read_eagle3, read_norm_flags
+from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES, Dialect, read_eagle3, read_norm_flags
 from specctl.formats.fields import Fields, Findings, root_fields
 from specctl.formats.speculators import layer_fields, read_token_count
 

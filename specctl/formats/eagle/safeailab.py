@@ -16,7 +16,7 @@ from specctl.formats.aux_layers import (
     open_default,
     to_canonical,
 )
-from specctl.formats.eagle3 import SAFEAILAB_NAMES, Dialect, read_eagle3, read_norm_flags
+from specctl.formats.eagle.eagle3 import SAFEAILAB_NAMES, Dialect, read_eagle3, read_norm_flags
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import flat_layers
 from specctl.formats.speculators import report_gamma_missing
@@ -66,13 +66,13 @@ def _aux(root: Fields) -> AuxFacts:
     holders = [fields for fields in (nested, root) if fields is not None and fields.has(AUX_KEY)]
     if not holders:
         return open_default(root, AUX_KEY)
-    if holders[1:] and holders[0].data[AUX_KEY] != holders[1].data[AUX_KEY]:
+    if holders[1:] and holders[0].raw(AUX_KEY) != holders[1].raw(AUX_KEY):
         root.findings.add(
             "SD208",
             where=root.where(AUX_KEY),
             message=f"`{AUX_KEY}` differs from the list in `eagle_config`",
-            expected=holders[0].data[AUX_KEY],
-            found=holders[1].data[AUX_KEY],
+            expected=holders[0].raw(AUX_KEY),
+            found=holders[1].raw(AUX_KEY),
         )
     ids = holders[0].integers(AUX_KEY, "draft.aux_layer_ids")
     if ids is None:

@@ -9,10 +9,9 @@ head is the target's unless the file stores one.
 from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
-from specctl.contract.manifest import DraftFormat
 from specctl.contract.roles import MTP_ROLES
 from specctl.draft import DraftCheckpoint, chain_geometry
-from specctl.formats.assemble import BlockFacts, NormFlags, assemble
+from specctl.formats.assemble import assemble
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import read_draft_stack
 from specctl.formats.fields import Fields
@@ -26,7 +25,7 @@ COUNT_KEY = "num_nextn_predict_layers"
 def read_mtp(
     checkpoint: Checkpoint,
     *,
-    format: DraftFormat,
+    format: str,
     names: NameTable,
     root: Fields,
     layers: Fields,
@@ -68,6 +67,7 @@ def read_mtp(
         checkpoint,
         format=format,
         algorithm="mtp",
+        roles=MTP_ROLES,
         root=root,
         layers=layers,
         matched=matched,
@@ -78,8 +78,6 @@ def read_mtp(
         vocabulary=identity_vocabulary(layers),
         num_speculative_tokens=gamma,
         geometry=None if gamma is None else chain_geometry(gamma),
-        flags=NormFlags(),
-        block=BlockFacts(),
     )
 
 

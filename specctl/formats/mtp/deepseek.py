@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from specctl.checkpoint import Checkpoint
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import is_whole
 from specctl.formats.decoder import report_layer_count
-from specctl.formats.eagle3 import IGNORED_KEYS
+from specctl.formats.eagle.eagle3 import IGNORED_KEYS
 from specctl.formats.fields import CONFIG, Findings, root_fields
 from specctl.formats.model_types import flat_layers
-from specctl.formats.mtp import COUNT_KEY, read_mtp, refuse_several_layers
+from specctl.formats.mtp.layer import COUNT_KEY, read_mtp, refuse_several_layers
 from specctl.formats.names import Name, NameTable, at_layer, layer_names
 from specctl.formats.speculators import report_gamma_missing
 
@@ -50,6 +51,7 @@ def names_at(index: int) -> NameTable:
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
+    checkpoint = _own_layers(checkpoint)
     root = root_fields(checkpoint.config, Findings())
     layers, family = flat_layers(root, absent_model_type="llama")
     report_gamma_missing(root, CONFIG)
@@ -70,3 +72,12 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         num_speculative_tokens=None,
         target_num_layers=index,
     )
+
+
+def _own_layers(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint without the target that the prediction layers are bundled with."""
+    prefixes = tuple(f"model.layers.{index}." for index in layer_indexes(checkpoint.tensors))
+    own = {key: entry for key, entry in checkpoint.tensors.items() if key.startswith(prefixes)}
+    trunk = (key for key in checkpoint.tensors if key.startswith("model.layers."))
+    has_trunk = any(key not in own for key in trunk)
+    return replace(checkpoint, tensors=own) if has_trunk else checkpoint

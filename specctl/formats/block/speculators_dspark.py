@@ -17,13 +17,12 @@ from specctl.contract.roles import DSPARK_ROLES
 from specctl.draft import DraftCheckpoint, block_geometry
 from specctl.formats.assemble import (
     BlockFacts,
-    NormFlags,
     assemble,
     is_whole,
 )
 from specctl.formats.aux_layers import read_boundary_ids
 from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
-from specctl.formats.eagle3 import IGNORED_KEYS, VOCABULARY_NAMES, read_target_hidden
+from specctl.formats.eagle.eagle3 import IGNORED_KEYS, VOCABULARY_NAMES, read_target_hidden
 from specctl.formats.fields import Fields, Findings, root_fields
 from specctl.formats.names import Matched, Name, NameTable, layer_names
 from specctl.formats.speculators import (
@@ -80,6 +79,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         checkpoint,
         format="speculators-dspark",
         algorithm="dspark",
+        roles=DSPARK_ROLES,
         root=root,
         layers=layers,
         matched=matched,
@@ -90,7 +90,6 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         vocabulary=read_vocabulary(checkpoint, matched, root=root, layers=layers),
         num_speculative_tokens=tokens,
         geometry=_geometry(root, block, tokens),
-        flags=NormFlags(),
         block=block,
     )
 
@@ -210,10 +209,8 @@ def _markov(root: Fields, matched: Matched) -> MarkovHead | None:
         root.findings.derived(path, tensor_place(first), "columns of markov_w1")
     elif rank == 0 and first is not None:
         _report_unflagged(root, matched, "markov_w1", "markov_rank", "above 0")
-    if rank < 1:
-        return None
     kind = _markov_kind(root)
-    return None if kind is None else MarkovHead(rank=rank, kind=kind)
+    return None if kind is None or rank < 1 else MarkovHead(rank=rank, kind=kind)
 
 
 def _markov_kind(root: Fields) -> Literal["vanilla", "gated", "rnn"] | None:
@@ -251,9 +248,9 @@ def _report_unflagged(root: Fields, matched: Matched, role: str, key: str, expec
     root.findings.add(
         "SD506",
         where=tensor_place(ref),
-        message=f"`{ref.key}` is stored and `{key}` is {root.data[key]}",
+        message=f"`{ref.key}` is stored and `{key}` is {root.raw(key)}",
         expected=f"`{key}`: {expected}",
-        found=root.data[key],
+        found=root.raw(key),
     )
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint, tensor_place
-from specctl.contract.manifest import DraftFormat
 from specctl.contract.roles import EAGLE3_ROLES
 from specctl.draft import DraftCheckpoint, chain_geometry
 from specctl.formats.assemble import (
-    BlockFacts,
     NormFlags,
     assemble,
     is_whole,
@@ -76,7 +74,7 @@ SAFEAILAB_NAMES = NameTable(names=(*_GLOBAL_NAMES, *_MIDLAYER, *_FLAT_LAYERS), i
 class Dialect:
     """What distinguishes the dialects once their configs are read."""
 
-    format: DraftFormat
+    format: str
     names: NameTable
 
 
@@ -125,6 +123,7 @@ def read_eagle3(
         checkpoint,
         format=dialect.format,
         algorithm="eagle3",
+        roles=EAGLE3_ROLES,
         root=root,
         layers=layers,
         matched=matched,
@@ -142,7 +141,6 @@ def read_eagle3(
             has_fc_norm=flags.has_fc_norm,
             has_norm_output=flags.has_norm_output,
         ),
-        block=BlockFacts(),
     )
 
 
@@ -203,5 +201,5 @@ def _report_flags(matched: Matched, flags: NormFlags, root: Fields) -> None:
                 message=f"`{ref.key}` is stored and `{key}` is "
                 + ("false" if root.has(key) else "absent"),
                 expected=f"`{key}`: true",
-                found=root.data.get(key, "nothing"),
+                found="nothing" if root.raw(key) is None else root.raw(key),
             )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
 from specctl.draft import DraftCheckpoint
-from specctl.formats.eagle3 import IGNORED_KEYS
+from specctl.formats.eagle.eagle3 import IGNORED_KEYS
 from specctl.formats.fields import Findings, root_fields
-from specctl.formats.mtp import read_mtp, refuse_several_layers
+from specctl.formats.mtp.layer import read_mtp, refuse_several_layers
 from specctl.formats.names import Name, NameTable, at_layer, layer_names
 from specctl.formats.speculators import layer_fields, read_token_count
 

@@ -1,0 +1,143 @@
+"""What one on-disk format is: how it is recognised, read and written.
+
+Invariants: a format's `claim` looks at the evidence only, never at paths; formats do not know each
+other except by `refines`. A layout is a group of tensor names that only some formats can hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from specctl.checkpoint import Checkpoint
+from specctl.draft import Algorithm, DraftCheckpoint, Role
+from specctl.formats.fields import CONFIG
+from specctl.formats.written import WriteRequest, Written
+
+_DIGITS = re.compile(r"(?<![^.])\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Tensor names that tell a draft's layout.
+
+    Args:
+        name: of the layout, for messages.
+        pattern: regular expression that a whole key matches; indexes in keys are written `{i}`.
+    """
+
+    name: str
+    pattern: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What detection may look at.
+
+    Args:
+        config: config.json's object, empty when there is none.
+        architecture: first entry of `architectures`, None without one.
+        generic: every key with its indexes written `{i}` -> the first such key of the files.
+        layouts: layout -> the key that shows it.
+        file_names: plain files of the directory, for markers such as `medusa_lm_head.pt`.
+    """
+
+    config: Mapping[str, object]
+    architecture: str | None
+    generic: Mapping[str, str]
+    layouts: Mapping[str, str]
+    file_names: tuple[str, ...]
+
+    def first_key(self, pattern: str) -> str | None:
+        """Return the mark of the first key whose generic form matches, None without one."""
+        matches = re.compile(pattern).fullmatch
+        found = next((key for form, key in self.generic.items() if matches(form)), None)
+        return None if found is None else f"tensor {found}"
+
+    def config_mark(self, *keys: str) -> str | None:
+        """Return the mark of the first of the keys that the config states, None without one."""
+        found = next((key for key in keys if self.config.get(key) is not None), None)
+        return None if found is None else f"{CONFIG}#/{found}"
+
+    def value_mark(self, key: str, *values: object) -> str | None:
+        """Return the mark of a config key that has one of the values."""
+        value = self.config.get(key)
+        return f"{CONFIG}#/{key} = {value}" if value in values else None
+
+    def architecture_mark(self, *names: str) -> str | None:
+        """Return the mark of the architecture when it is one of the names."""
+        if self.architecture not in names:
+            return None
+        return f"{CONFIG}#/architectures/0 = {self.architecture}"
+
+    def layout_mark(self, *names: str) -> str | None:
+        """Return the mark of the first layout that is seen, None without one."""
+        found = next((name for name in names if name in self.layouts), None)
+        return None if found is None else f"tensor {self.layouts[found]}"
+
+    @property
+    def is_speculators(self) -> bool:
+        """Tell whether the config declares a Speculators type, whichever."""
+        return isinstance(self.config.get("speculators_model_type"), str)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """One format; a row of the registry.
+
+    Args:
+        name: of the dialect, as reports and `convert --to` spell it.
+        title: for people.
+        role: of a checkpoint in this format.
+        algorithm: what the draft computes, None for a target.
+        layouts: layouts that its tensors may show; another one beside it is SD202.
+        claim: returns the mark by which the evidence is of this format, None when it is not.
+        read: reader, None for a format that is recognised only (SD205).
+        source: where the rules were read: project, file or version.
+        refines: formats whose claim this one's claim overrules.
+        is_bundled: lives inside a target's checkpoint; the target's claim overrules it and
+            `Detection.bundled` names it.
+        write: writer of the canonical form, None when the format cannot be written.
+    """
+
+    name: str
+    title: str
+    role: Role
+    algorithm: Algorithm | None
+    layouts: tuple[str, ...]
+    claim: Callable[[Evidence], str | None]
+    read: Callable[[Checkpoint], DraftCheckpoint] | None
+    source: str
+    refines: tuple[str, ...] = ()
+    is_bundled: bool = False
+    write: Callable[[WriteRequest], Written] | None = None
+
+
+def generic_key(key: str) -> str:
+    """Return the key with every numeric part written `{i}`."""
+    return _DIGITS.sub("{i}", key)
+
+
+def gather_evidence(checkpoint: Checkpoint, layouts: Iterable[Layout]) -> Evidence:
+    """Return what detection looks at."""
+    config = checkpoint.config or {}
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    generic: dict[str, str] = {}
+    for key in sorted(checkpoint.tensors):
+        generic.setdefault(generic_key(key), key)
+    seen: dict[str, str] = {}
+    for layout in layouts:
+        matches = re.compile(layout.pattern).fullmatch
+        found = next((key for form, key in generic.items() if matches(form)), None)
+        if found is not None:
+            seen.setdefault(layout.name, found)
+    return Evidence(
+        config=config,
+        architecture=first if isinstance(first, str) else None,
+        generic=MappingProxyType(generic),
+        layouts=MappingProxyType(seen),
+        file_names=checkpoint.file_names,
+    )
