@@ -9,14 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from specctl.checkpoint.tensor_entry import DTYPE_BITS
-from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import TensorRef
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 Origin = Literal["draft", "target"]
+
+LOSSES: Mapping[str, str] = MappingProxyType(
+    {
+        "aux-layer-ids": "the dialect has no field for the captured layers",
+        "confidence-head": "the confidence head is left out",
+        "embedding": "the draft's own embedding is left out; engines take the target's",
+        "gate": "a gate of the layers that the dialect cannot hold is left out",
+        "head": "the draft's own head is left out; engines take the target's",
+        "rank-order": "the order of the map is lost: ids and rows are sorted",
+        "t2d": "the mask is left out; it follows from `d2t`",
+        "target-name": "the dialect has no field for the target's name",
+        "token-count": "the dialect has no field for the number of draft tokens",
+        "unknown-fields": "config fields that no rule reads are left out",
+        "unmapped-tensors": "tensors that no rule of the source format names are left out",
+    }
+)
+"""What `convert --allow NAME` may give up, by name; writers report it with `lost`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,3 +187,36 @@ class Written:
     tensors: Mapping[str, TensorSource]
     diagnostics: tuple[Diagnostic, ...] = ()
     copied_files: Mapping[str, str] = field(default_factory=dict)
+
+
+def lost(name: str, *, where: str, message: str, found: object = None) -> Diagnostic:
+    """Return SD601 for a loss that the user must allow by its name, a key of `LOSSES`.
+
+    Args:
+        name: of the loss.
+        where: the field or tensor of the source that is given up.
+        message: what is lost, one line.
+        found: the value that is lost.
+    """
+    return diagnose(
+        "SD601",
+        where=where,
+        message=f"{message}: {LOSSES[name]}",
+        expected=f"--allow {name}",
+        found=found,
+        help=f"Pass `--allow {name}` to accept this loss, or choose another dialect",
+    )
+
+
+def loss_of(diagnostic: Diagnostic) -> str | None:
+    """Return the name of the loss that an SD601 reports, None for another code."""
+    if diagnostic.code != "SD601":
+        return None
+    return (diagnostic.expected or "").removeprefix("--allow ")
+
+
+def unable(
+    *, where: str, message: str, expected: object = None, found: object = None
+) -> Diagnostic:
+    """Return SD602: a fact that the dialect cannot hold, whatever the user allows."""
+    return diagnose("SD602", where=where, message=message, expected=expected, found=found)

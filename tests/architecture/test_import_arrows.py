@@ -22,9 +22,10 @@ SPECCTL = {
     "specctl.formats": 2,
     "specctl.checks": 2,
     "specctl.tokenmap": 2,
-    "specctl.ops": 3,
-    "specctl.cli": 4,
-    "specctl.__main__": 5,
+    "specctl.convert": 3,
+    "specctl.ops": 4,
+    "specctl.cli": 5,
+    "specctl.__main__": 6,
 }
 RUNTIME = {
     "runtime.batch": 0,
@@ -207,6 +208,8 @@ def test_specctl_never_imports_torch_and_imports_heavy_packages_lazily() -> None
     [
         ("specctl/ops/x.py", "specctl.cli.output", True),
         ("specctl/checks/x.py", "specctl.formats.names", True),
+        ("specctl/convert/x.py", "specctl.formats.writing", False),
+        ("specctl/convert/x.py", "specctl.ops.load", True),
         ("specctl/formats/x.py", "specctl.checkpoint", False),
         ("runtime/kernels/x.py", "runtime.models", True),
         ("runtime/models/layers/x.py", "runtime.models.target", True),
