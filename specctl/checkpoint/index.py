@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import TensorEntry, place, printable
 
+MAX_SHARDS = 10_000
+"""The largest published checkpoints have some hundreds; each name costs a look at the disk."""
+_MAX_NAME = 1024
+_MAX_MISSING_LISTED = 20
 SHARD_NAME = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})\.(safetensors|bin)")
 
 
@@ -56,24 +62,25 @@ def read_index(store: FileStore, file: str, findings: Findings) -> Index | None:
             found="missing" if "weight_map" not in table else printable(reprlib.repr(weight_map)),
         )
         return None
-    usable: dict[str, str] = {}
-    verdicts: dict[str, bool] = {}
-    counts: dict[str, int] = {}
-    for key, shard in weight_map.items():
-        if not isinstance(shard, str):
-            findings.add(
-                "SD127",
-                where=f"{file}#/weight_map/{_pointer(key)}",
-                message="the file name is not text",
-                found=printable(reprlib.repr(shard)),
-            )
-            continue
-        if shard not in verdicts:
-            verdicts[shard] = is_inside(store, shard, file=file, key=key, findings=findings)
-        if verdicts[shard]:
-            usable[key] = shard
-            counts[shard] = counts.get(shard, 0) + 1
-    shards = tuple(s for s in counts if _is_present(store, s, counts[s], file, findings))
+    usable = _texts(weight_map, file, findings)
+    counts = Counter(usable.values())
+    if len(counts) > MAX_SHARDS:
+        findings.add(
+            "SD127",
+            where=f"{file}#/weight_map",
+            message=f"the index names {len(counts)} different files",
+            expected=f"at most {MAX_SHARDS}",
+            found=len(counts),
+        )
+        return None
+    bad = _names_outside(store, usable, counts, file, findings)
+    if bad:
+        usable = {key: shard for key, shard in usable.items() if shard not in bad}
+        counts = Counter(usable.values())
+    missing = [shard for shard in counts if not store.has(shard)]
+    _report_missing(missing, counts, file, findings)
+    gone = set(missing)
+    shards = tuple(shard for shard in counts if shard not in gone)
     _check_shard_count(file, counts, findings)
     metadata = table.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -82,47 +89,76 @@ def read_index(store: FileStore, file: str, findings: Findings) -> Index | None:
     return Index(file=file, weight_map=usable, shards=shards, total_size=stated)
 
 
+def _texts(weight_map: dict[str, Any], file: str, findings: Findings) -> dict[str, str]:
+    """Return the entries whose file name is text; report the others."""
+    if set(map(type, weight_map.values())) == {str}:
+        return weight_map
+    for key, shard in weight_map.items():
+        if not isinstance(shard, str):
+            findings.add(
+                "SD127",
+                where=f"{file}#/weight_map/{_pointer(key)}",
+                message="the file name is not text",
+                found=printable(reprlib.repr(shard)),
+            )
+    return {key: shard for key, shard in weight_map.items() if isinstance(shard, str)}
+
+
+def _names_outside(
+    store: FileStore, usable: Mapping[str, str], names: Iterable[str], file: str, findings: Findings
+) -> set[str]:
+    """Return the file names that must not be opened, each reported at the first key that has it."""
+    reasons = {name: reason for name in names if (reason := why_outside(store, name)) is not None}
+    if not reasons:
+        return set()
+    first: dict[str, str] = {}
+    for key, name in usable.items():
+        first.setdefault(name, key)
+    for name, reason in reasons.items():
+        findings.add(
+            "SD128",
+            where=f"{file}#/weight_map/{_pointer(first[name])}",
+            message=f"the file name `{printable(name)}` {reason}",
+            expected="a file inside the checkpoint's directory",
+            found=printable(name),
+        )
+    return set(reasons)
+
+
 def _pointer(key: str) -> str:
     return printable(key).replace("~", "~0").replace("/", "~1")
 
 
-def is_inside(store: FileStore, name: str, *, file: str, key: str, findings: Findings) -> bool:
-    """Tell whether `name` stays inside `store`; report SD128 when it does not."""
-    reason: str | None = None
+def why_outside(store: FileStore, name: str) -> str | None:
+    """Return why a file name of an index must not be opened in `store`, None when it may be."""
     pure = PurePosixPath(name)
     if not name or "\x00" in name or "\\" in name:
-        reason = "is not a file name"
-    elif pure.is_absolute() or ":" in name:
-        reason = "is an absolute path"
-    elif ".." in pure.parts:
-        reason = "climbs out of the directory"
-    elif len(name) > 1024:
-        reason = "is longer than a path can be"
-    else:
-        reason = store.why_outside(name)
-    if reason is None:
-        return True
-    findings.add(
-        "SD128",
-        where=f"{file}#/weight_map/{_pointer(key)}",
-        message=f"the file name `{printable(name)}` {reason}",
-        expected="a file inside the checkpoint's directory",
-        found=printable(name),
-    )
-    return False
+        return "is not a file name"
+    if pure.is_absolute() or ":" in name:
+        return "is an absolute path"
+    if ".." in pure.parts:
+        return "climbs out of the directory"
+    if len(name) > _MAX_NAME:
+        return "is longer than a path can be"
+    return store.why_outside(name)
 
 
-def _is_present(store: FileStore, shard: str, count: int, file: str, findings: Findings) -> bool:
-    is_there = store.has(shard)
-    if not is_there:
+def _report_missing(
+    missing: list[str], counts: Mapping[str, int], file: str, findings: Findings
+) -> None:
+    listed = missing[:_MAX_MISSING_LISTED]
+    rest = len(missing) - len(listed)
+    for place_in_list, shard in enumerate(listed, 1):
+        is_last = rest > 0 and place_in_list == len(listed)
         findings.add(
             "SD102",
             where=printable(shard),
-            message=f"`{file}` places {count} tensors in `{printable(shard)}`, which is not there",
-            expected=f"a file with {count} tensors",
+            message=f"`{file}` places {counts[shard]} tensors in `{printable(shard)}`, "
+            "which is not there",
+            expected=f"a file with {counts[shard]} tensors",
             found="no file",
+            notes=(f"{rest} more files that `{file}` names are missing",) if is_last else (),
         )
-    return is_there
 
 
 def _check_shard_count(file: str, counts: Mapping[str, int], findings: Findings) -> None:
@@ -164,30 +200,40 @@ def reconcile(
     """
     tensors: dict[str, TensorEntry] = {}
     total = 0
-    weight_map = index.weight_map
     read_files: set[str] = set()
     for entries in stored:
-        for entry in entries:
-            key = entry.key
-            total += entry.end - entry.begin
-            read_files.add(entry.file)
-            other = tensors.get(key)
-            if other is None:
-                tensors[key] = entry
-                continue
-            findings.add(
-                "SD104",
-                where=entry.describe(),
-                message=f"`{printable(key)}` is stored in `{other.file}` and in `{entry.file}`",
-                expected="one file",
-                found="two files",
-            )
-            if weight_map.get(key) == entry.file:
-                tensors[key] = entry
+        if not entries:
+            continue
+        read_files.add(entries[0].file)
+        total += sum([entry.end - entry.begin for entry in entries])
+        table = {entry.key: entry for entry in entries}
+        if not tensors.keys().isdisjoint(table):
+            _settle_doubles(table, tensors, index.weight_map, findings)
+        tensors.update(table)
     if is_listed:
         _check_listing(index, tensors, read_files, findings)
         _check_total(index, total, findings)
     return tensors
+
+
+def _settle_doubles(
+    table: dict[str, TensorEntry],
+    tensors: Mapping[str, TensorEntry],
+    weight_map: Mapping[str, str],
+    findings: Findings,
+) -> None:
+    """Report SD104 and leave in `table` only what replaces the entries read before."""
+    for key in [key for key in table if key in tensors]:
+        entry, other = table[key], tensors[key]
+        findings.add(
+            "SD104",
+            where=entry.describe(),
+            message=f"`{printable(key)}` is stored in `{other.file}` and in `{entry.file}`",
+            expected="one file",
+            found="two files",
+        )
+        if weight_map.get(key) != entry.file:
+            del table[key]
 
 
 def _check_listing(
@@ -195,6 +241,8 @@ def _check_listing(
 ) -> None:
     """Report tensors the index forgets (SD126) and places it gets wrong (SD125)."""
     weight_map = index.weight_map
+    if {key: entry.file for key, entry in tensors.items()} == weight_map:
+        return
     for key, entry in tensors.items():
         if key not in weight_map:
             findings.add(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specctl.checkpoint.findings import Findings
+from specctl.checkpoint.header_table import read_table
 from specctl.checkpoint.json_text import parse_object
 from specctl.checkpoint.sniff import SNIFF_BYTES, report_foreign
 from specctl.checkpoint.sources.store import FileStore
@@ -67,10 +68,15 @@ def read_header(
         size_bytes=size,
         header_digest=digest_bytes(raw),
     )
+    base = 8 + length
+    entries = read_table(raw, file=file, base=base)
+    if entries is not None:
+        _check_cover(entries, file=file, size=size, base=base, findings=findings)
+        return entries, record
     table = parse_object(raw, file=file, findings=findings, code="SD101", what="header")
     if table is None:
         return [], record
-    return _entries(table, file=file, size=size, base=8 + length, findings=findings), record
+    return _entries(table, file=file, size=size, base=base, findings=findings), record
 
 
 def _add_cut(file: str, length: int, present: int, findings: Findings) -> None:
@@ -303,10 +309,22 @@ def _report_entry(
         )
 
 
+def _is_covered(entries: list[TensorEntry], *, size: int, base: int) -> bool:
+    """Tell whether the entries, as they stand, follow each other from `base` to `size`."""
+    cursor = base
+    for entry in entries:
+        if entry.begin != cursor:
+            return False
+        cursor = entry.end
+    return cursor == size
+
+
 def _check_cover(
     entries: list[TensorEntry], *, file: str, size: int, base: int, findings: Findings
 ) -> None:
     """Report holes, overlaps, a missing tail and a rest; ranges are absolute here."""
+    if _is_covered(entries, size=size, base=base):
+        return
     cursor = base
     last: TensorEntry | None = None
     first_cut: TensorEntry | None = None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from specctl.contract.manifest import TensorRef
 
@@ -62,9 +63,8 @@ def unpack_ints(dtype: str, data: bytes) -> array[int]:
     return values
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorEntry:
-    """One tensor on disk.
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One tensor on disk; a checkpoint has up to a hundred thousand, so it is built in C.
 
     Args:
         key: name in the file.

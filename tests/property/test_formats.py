@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,8 +211,8 @@ def test_no_tensor_table_makes_a_reader_or_check_fail(name: str, data: st.DataOb
         shape = data.draw(st.lists(st.integers(0, 40), max_size=3))
         edits = {
             "drop": None,
-            "shape": replace(entry, shape=tuple(shape)),
-            "name": replace(entry, key=key + ".extra"),
+            "shape": msgspec.structs.replace(entry, shape=tuple(shape)),
+            "name": msgspec.structs.replace(entry, key=key + ".extra"),
         }
         edited = edits[data.draw(st.sampled_from(sorted(edits)))]
         if edited is not None:
@@ -224,7 +225,10 @@ def test_no_tensor_table_makes_a_reader_or_check_fail(name: str, data: st.DataOb
 def test_every_tensor_is_consumed_once_or_reported(name: str, extra: list[str]) -> None:
     checkpoint = opened(name)
     some = next(iter(checkpoint.tensors.values()))
-    tensors = {**checkpoint.tensors, **{key: replace(some, key=key) for key in extra}}
+    tensors = {
+        **checkpoint.tensors,
+        **{key: msgspec.structs.replace(some, key=key) for key in extra},
+    }
     changed = replace(checkpoint, tensors=tensors)
     if formats.detect(changed).role == "draft":
         read: Any = formats.read_draft(changed)
