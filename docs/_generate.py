@@ -42,7 +42,12 @@ from specctl.formats.eagle import eagle3  # noqa: E402
 from specctl.formats.mtp import deepseek as deepseek_mtp  # noqa: E402
 from specctl.formats.mtp import speculators as speculators_mtp  # noqa: E402
 from specctl.formats.names import NameTable  # noqa: E402
-from specctl.ops.report import InspectReport, ValidateReport, json_schema  # noqa: E402
+from specctl.ops.report import (  # noqa: E402
+    FindingLine,
+    InspectReport,
+    ValidateReport,
+    json_schema,
+)
 
 REFERENCE = ROOT / "docs" / "reference"
 FROZEN_CLI = ROOT / "tests" / "architecture" / "cli_options.json"
@@ -61,6 +66,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "schemas/manifest.schema.json": lambda: as_json(manifest_json_schema()),
         "schemas/inspect.schema.json": lambda: as_json(json_schema(InspectReport)),
         "schemas/validate.schema.json": lambda: as_json(json_schema(ValidateReport)),
+        "schemas/validate-line.schema.json": lambda: as_json(json_schema(FindingLine)),
         "schemas/bench.schema.json": lambda: as_json(bench_json_schema()),
     }
 

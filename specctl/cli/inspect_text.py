@@ -1,11 +1,11 @@
-"""The `inspect` report as text: aligned, 100 columns, no weights and no color but in findings."""
+"""The `inspect` report as text: aligned, wrapped to the terminal, color in the findings only."""
 
 from __future__ import annotations
 
-import textwrap
-
 from specctl.cli import render
+from specctl.cli.wrapping import USUAL_WIDTH, wrapped
 from specctl.contract.manifest import TensorRef
+from specctl.contract.text import printable
 from specctl.ops.report import (
     AuxHidden,
     GeometryFacts,
@@ -19,32 +19,38 @@ from specctl.ops.report import (
 )
 
 _LABEL = 12
-_WIDTH = 100
+_INDENT = " " * _LABEL
 _OPEN = "open"
 _ORIGINS = {"own": "own", "target": "the target's", "tied": "tied to the embedding"}
 
 
-def inspect_text(report: InspectReport, *, color: bool = False) -> str:
-    """Return the whole report; the findings come last."""
-    findings = [render.human(diagnostic_of(d), color=color) for d in report.diagnostics]
+def inspect_text(report: InspectReport, *, color: bool = False, width: int | None = None) -> str:
+    """Return the whole report; the findings come last.
+
+    Args:
+        report: what was found.
+        color: mark the severities.
+        width: columns to wrap at; None for a file or pipe: only the reasons are wrapped.
+    """
+    findings = [
+        render.human(diagnostic_of(d), color=color, width=width) for d in report.diagnostics
+    ]
     if report.format is None and not report.tensors.list:
         return "\n".join(findings)
-    sections = [
-        _source_lines("source", report.roles.source),
-        [] if report.roles.target is None else _source_lines("target", report.roles.target),
-        [] if report.geometry is None else _geometry_lines(report.geometry),
-        _vocabulary_lines(report.vocabulary),
-        [] if report.aux_hidden is None else _aux_lines(report.aux_hidden),
-        _shared_lines("embedding", report.sharing.embedding),
-        _shared_lines("head", report.sharing.head),
-        _tensor_lines(report.tensors),
-    ]
-    lines = [line for section in sections for line in section]
-    return "\n".join([*lines, *_count_line(report), *findings])
-
-
-def _row(label: str, text: str) -> str:
-    return f"{label:<{_LABEL}}{text}".rstrip()
+    page = _Page(width)
+    page.source("source", report.roles.source)
+    if report.roles.target is not None:
+        page.source("target", report.roles.target)
+    if report.geometry is not None:
+        page.geometry(report.geometry)
+    page.vocabulary(report.vocabulary)
+    if report.aux_hidden is not None:
+        page.aux_hidden(report.aux_hidden)
+    page.shared("embedding", report.sharing.embedding)
+    page.shared("head", report.sharing.head)
+    page.tensors(report.tensors)
+    page.row("findings", counts_text(*count_severities(report.diagnostics)))
+    return "\n".join([*page.lines, *findings])
 
 
 def _value(value: object) -> str:
@@ -55,99 +61,99 @@ def _value(value: object) -> str:
     return _OPEN if value is None else str(value)
 
 
-def _by(text: str | None) -> list[str]:
-    if text is None:
-        return []
-    indent = " " * _LABEL
-    return textwrap.wrap(
-        f"({text})",
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + " ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+class _Page:
+    """The lines so far; each method adds one fact's rows."""
 
+    def __init__(self, width: int | None) -> None:
+        self.lines: list[str] = []
+        self._width = width
 
-def _source_lines(label: str, source: Source) -> list[str]:
-    what = " ".join(filter(None, (source.role, source.format))) or "unknown"
-    extra = f", {source.architecture}" if source.architecture else ""
-    evidence = "; ".join(source.evidence)
-    return [
-        _row(label, source.path),
-        _row("", f"{what}{extra}"),
-        *_by(evidence or None),
-    ]
+    def row(self, label: str, text: str) -> None:
+        """Add a labelled row."""
+        first = f"{label:<{_LABEL}}"
+        self.lines += wrapped(text, self._width, first=first, rest=f"{_INDENT}  ")
 
+    def by(self, text: str | None) -> None:
+        """Add why a fact is what it is, in brackets."""
+        if text:
+            width = self._width or USUAL_WIDTH
+            self.lines += wrapped(f"({text})", width, first=_INDENT, rest=f"{_INDENT} ")
 
-def _geometry_lines(g: GeometryFacts) -> list[str]:
-    widths = (
-        f"num_speculative_tokens {_value(g.num_speculative_tokens)}, "
-        f"draft_width {_value(g.draft_width)}, verify_width {_value(g.verify_width)}"
-    )
-    lines = [_row("geometry", widths)]
-    if g.draft_block_size is not None or g.sample_from_anchor is not None:
-        block = (
-            f"draft_block_size {_value(g.draft_block_size)}, "
-            f"sample_from_anchor {_value(g.sample_from_anchor)}"
+    def source(self, label: str, source: Source) -> None:
+        """Add a directory, what it is and why."""
+        what = " ".join(filter(None, (source.role, source.format))) or "unknown"
+        extra = f", {source.architecture}" if source.architecture else ""
+        self.lines.append(f"{label:<{_LABEL}}{printable(source.path)}")
+        self.row("", f"{what}{extra}")
+        if source.target_name is not None:
+            self.row("", f"made for {printable(source.target_name)}")
+        self.by("; ".join(source.evidence))
+
+    def geometry(self, g: GeometryFacts) -> None:
+        """Add the widths of a round."""
+        self.row(
+            "geometry",
+            f"num_speculative_tokens {_value(g.num_speculative_tokens)}, "
+            f"draft_width {_value(g.draft_width)}, verify_width {_value(g.verify_width)}",
         )
-        lines.append(_row("", block))
-    return lines + _by(g.decided_by)
+        if g.draft_block_size is not None or g.sample_from_anchor is not None:
+            self.row(
+                "",
+                f"draft_block_size {_value(g.draft_block_size)}, "
+                f"sample_from_anchor {_value(g.sample_from_anchor)}",
+            )
+        self.by(g.decided_by)
 
+    def vocabulary(self, v: VocabularyFacts) -> None:
+        """Add the sizes and the map."""
+        parts = [f"target {_value(v.target_vocab_size)}"]
+        if v.map_kind is not None or v.draft_vocab_size is not None:
+            parts.append(f"draft {_value(v.draft_vocab_size)}")
+            parts.append(f"map {_value(v.map_kind)}")
+        if v.tokenizer_size is not None:
+            parts.append(f"tokenizer {v.tokenizer_size}")
+        if v.eos_token_ids:
+            parts.append(f"end ids {_value(v.eos_token_ids)}")
+        self.row("vocabulary", ", ".join(parts))
+        if v.map_tensor is not None:
+            mask = "" if v.mask_tensor is None else f", mask {_tensor(v.mask_tensor)}"
+            self.row("", f"map {_tensor(v.map_tensor)}{mask}")
+        self.by(v.decided_by)
 
-def _vocabulary_lines(v: VocabularyFacts) -> list[str]:
-    parts = [f"target {_value(v.target_vocab_size)}"]
-    if v.map_kind is not None or v.draft_vocab_size is not None:
-        parts.append(f"draft {_value(v.draft_vocab_size)}")
-        parts.append(f"map {_value(v.map_kind)}")
-    if v.tokenizer_size is not None:
-        parts.append(f"tokenizer {v.tokenizer_size}")
-    if v.eos_token_ids:
-        parts.append(f"end ids {_value(v.eos_token_ids)}")
-    lines = [_row("vocabulary", ", ".join(parts))]
-    if v.map_tensor is not None:
-        mask = "" if v.mask_tensor is None else f", mask {_tensor(v.mask_tensor)}"
-        lines.append(_row("", f"map {_tensor(v.map_tensor)}{mask}"))
-    return lines + _by(v.decided_by)
+    def aux_hidden(self, aux: AuxHidden) -> None:
+        """Add the captured states."""
+        read = "none in the file" if aux.read_ids is None else _value(aux.read_ids)
+        self.row(
+            "aux hidden",
+            f"{_value(aux.num_states)} states, read {read}, numbering {_value(aux.numbering)}",
+        )
+        ids = _value(aux.output_layer_ids)
+        self.row("", f"output of layers {ids} (0-based, -1 = embedding)")
+        self.by(aux.decided_by)
 
+    def shared(self, label: str, shared: SharedTensor | None) -> None:
+        """Add where the embedding or head is."""
+        if shared is not None:
+            place = "" if shared.tensor is None else f": {_tensor(shared.tensor)}"
+            self.row(label, f"{_ORIGINS[shared.origin]}{place}")
 
-def _aux_lines(aux: AuxHidden) -> list[str]:
-    read = "none in the file" if aux.read_ids is None else _value(aux.read_ids)
-    head = f"{_value(aux.num_states)} states, read {read}, numbering {_value(aux.numbering)}"
-    lines = [
-        _row("aux hidden", head),
-        _row("", f"output of layers {_value(aux.output_layer_ids)} (0-based, -1 = embedding)"),
-    ]
-    return lines + _by(aux.decided_by)
-
-
-def _shared_lines(label: str, shared: SharedTensor | None) -> list[str]:
-    if shared is None:
-        return []
-    place = "" if shared.tensor is None else f": {_tensor(shared.tensor)}"
-    return [_row(label, f"{_ORIGINS[shared.origin]}{place}")]
+    def tensors(self, tensors: Tensors) -> None:
+        """Add the totals, and counts and bytes of each part."""
+        files = f"{tensors.num_files} file{'' if tensors.num_files == 1 else 's'}"
+        self.row("tensors", f"{tensors.num_tensors} in {files}, {tensors.num_bytes:,} bytes")
+        name = max((len(part.name) for part in tensors.parts), default=0)
+        is_wide = self._width is None or self._width >= _LABEL + name + 24
+        indent, room = (_INDENT, 16) if is_wide else ("  ", 0)
+        room = max([room, *(len(f"{part.num_bytes:,}") for part in tensors.parts)])
+        self.lines += [
+            f"{indent}{part.name:<{name}}  {part.num_tensors:>4}  {part.num_bytes:>{room},}"
+            for part in tensors.parts
+        ]
 
 
 def _tensor(ref: TensorRef) -> str:
     dims = ",".join(map(str, ref.shape))
     return f"{ref.key} [{dims} {ref.dtype}] in {ref.file}"
-
-
-def _tensor_lines(tensors: Tensors) -> list[str]:
-    total = (
-        f"{tensors.num_tensors} in {tensors.num_files} "
-        f"file{'' if tensors.num_files == 1 else 's'}, {tensors.num_bytes:,} bytes"
-    )
-    width = max((len(part.name) for part in tensors.parts), default=0)
-    rows = [
-        _row("", f"{part.name:<{width}}  {part.num_tensors:>4}  {part.num_bytes:>16,}")
-        for part in tensors.parts
-    ]
-    return [_row("tensors", total), *rows]
-
-
-def _count_line(report: InspectReport) -> list[str]:
-    return [_row("findings", counts_text(*count_severities(report.diagnostics)))]
 
 
 def counts_text(num_errors: int, num_warnings: int, num_infos: int) -> str:

@@ -7,6 +7,7 @@ drawn on stderr, only on a terminal, and never in a file or a log.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from specctl.contract.diagnostics import Diagnostic
 
+_NARROWEST, _USUAL_WIDTH, _WIDEST = 40, 100, 200
+
 
 class Format(str, Enum):
-    """How an answer is written."""
+    """How an answer is written; `commands/validate.py` says what each is for."""
 
     human = "human"
+    concise = "concise"
     json = "json"
+    jsonl = "jsonl"
     github = "github"
+    sarif = "sarif"
+    junit = "junit"
 
 
 def answer(text: str) -> None:
@@ -60,7 +67,7 @@ def talk_diagnostic(diagnostic: Diagnostic) -> None:
     """Write a finding to stderr."""
     from specctl.cli import render
 
-    talk(render.human(diagnostic, color=has_color(sys.stderr)))
+    talk(render.human(diagnostic, color=has_color(sys.stderr), width=width(sys.stderr)))
 
 
 def talk_problem(diagnostic: Diagnostic) -> None:
@@ -70,8 +77,8 @@ def talk_problem(diagnostic: Diagnostic) -> None:
 
 
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Turn a refusal of the system to write `--output` into wrong usage that names the path."""
+def writing(path: Path | str, option: str = "--output") -> Iterator[None]:
+    """Turn a refusal of the system to write a file into wrong usage that names the path."""
     import typer
 
     try:
@@ -79,13 +86,24 @@ def writing(path: Path | str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise typer.BadParameter(
-            f"`{path}` cannot be written: {reason}", param_hint="--output"
+            f"`{path}` cannot be written: {reason}", param_hint=option
         ) from error
 
 
 def has_color(stream: TextIO) -> bool:
-    """Tell whether color may be written: a terminal, and NO_COLOR is not set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    """Tell whether color may be written: a terminal that is not dumb, and NO_COLOR is not set."""
+    is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not is_refused
+
+
+def width(stream: TextIO) -> int | None:
+    """Return the columns to wrap at; None for a file or pipe, whose lines are left whole.
+
+    COLUMNS, where it is set, counts for both.
+    """
+    if not stream.isatty() and not os.environ.get("COLUMNS"):
+        return None
+    return min(max(shutil.get_terminal_size((_USUAL_WIDTH, 24)).columns, _NARROWEST), _WIDEST)
 
 
 @contextmanager

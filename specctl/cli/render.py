@@ -1,44 +1,77 @@
-"""The one renderer of diagnostics: terminal text, GitHub annotation lines."""
+"""The one renderer of diagnostics: terminal text, one-line text, GitHub annotation lines."""
 
 from __future__ import annotations
 
+from specctl.cli.wrapping import USUAL_WIDTH, wrapped
 from specctl.contract.diagnostics import Diagnostic
+from specctl.ops.places import Place
 
 _COLORS = {"error": "31", "warning": "33", "info": "36"}
 _GITHUB = {"error": "error", "warning": "warning", "info": "notice"}
-_WIDE = 100
+_SEVERITY = slice(6, 13)
 
 
-def human(diagnostic: Diagnostic, *, color: bool = False) -> str:
-    """Return the terminal form: headline, place, both values, help, notes."""
+def human(diagnostic: Diagnostic, *, color: bool = False, width: int | None = None) -> str:
+    """Return the terminal form: headline, place, both values, help, notes.
+
+    Args:
+        diagnostic: what to show.
+        color: mark the severity.
+        width: columns to wrap at; None leaves every text on one line.
+    """
     d = diagnostic
-    severity = f"{d.severity:<7}"
+    lines = wrapped(f"{d.code} {d.severity:<7} {d.slug}: {d.message}", width, rest="   ")
     if color:
-        severity = f"\033[{_COLORS[d.severity]}m{severity}\033[0m"
-    lines = [f"{d.code} {severity} {d.slug}: {d.message}", f"  --> {d.where}"]
-    if d.expected is not None and d.found is not None:
-        both = f"   expected: {d.expected}      found: {d.found}"
-        if len(both) <= _WIDE:
-            lines.append(both)
-        else:
-            lines += [f"   expected: {d.expected}", f"      found: {d.found}"]
-    elif d.expected is not None:
-        lines.append(f"   expected: {d.expected}")
-    elif d.found is not None:
-        lines.append(f"      found: {d.found}")
+        head = lines[0]
+        marked = f"\033[{_COLORS[d.severity]}m{head[_SEVERITY]}\033[0m"
+        lines[0] = f"{head[: _SEVERITY.start]}{marked}{head[_SEVERITY.stop :]}"
+    lines.append(f"  --> {d.where}")
+    lines += _values(d, width)
     if d.help is not None:
-        lines.append(f"   help: {d.help}")
-    lines += [f"   note: {note}" for note in d.notes]
+        lines += wrapped(d.help, width, first="   help: ", rest=" " * 9)
+    for note in d.notes:
+        lines += wrapped(note, width, first="   note: ", rest=" " * 9)
     lines.append(f"   more: specctl explain {d.code}")
     return "\n".join(lines)
 
 
-def github(diagnostic: Diagnostic) -> str:
+def _values(d: Diagnostic, width: int | None) -> list[str]:
+    if d.expected is not None and d.found is not None:
+        both = f"   expected: {d.expected}      found: {d.found}"
+        if len(both) <= (width or USUAL_WIDTH):
+            return [both]
+    values = (("   expected: ", d.expected), ("      found: ", d.found))
+    return [
+        line
+        for label, value in values
+        if value is not None
+        for line in wrapped(value, width, first=label, rest=" " * 13)
+    ]
+
+
+def concise(diagnostic: Diagnostic, place: Place) -> str:
+    """Return one line that editors can jump from: `file:line:column: CODE severity name: text`."""
+    d = diagnostic
+    where = d.where
+    if place.line is not None:
+        column = "" if place.column is None else f":{place.column}"
+        where = f"{place.file}:{place.line}{column}"
+    return f"{where}: {d.code} {d.severity} {d.slug}: {d.message}"
+
+
+def github(diagnostic: Diagnostic, place: Place) -> str:
     """Return one workflow command line, which GitHub shows next to the file.
 
     *Source:* GitHub Actions workflow commands: `%`, CR and LF are escaped in data, `:` and `,` also
     in properties.
     """
+    d = diagnostic
+    title = f"{d.code} {d.slug}"
+    return github_line(_GITHUB[d.severity], place, full_text(d), title=title)
+
+
+def full_text(diagnostic: Diagnostic) -> str:
+    """Return message, place, both values and help, a line each."""
     d = diagnostic
     text = [d.message, f"at {d.where}"]
     if d.expected is not None:
@@ -47,30 +80,27 @@ def github(diagnostic: Diagnostic) -> str:
         text.append(f"found: {d.found}")
     if d.help is not None:
         text.append(f"help: {d.help}")
-    title = f"{d.code} {d.slug}"
-    return github_line(_GITHUB[d.severity], d.where, "\n".join(text), title=title)
+    return "\n".join(text)
 
 
-def github_line(level: str, where: str, text: str, *, title: str | None = None) -> str:
+def github_line(level: str, place: Place, text: str, *, title: str | None = None) -> str:
     """Return `::level file=...::text`, escaped.
 
     Args:
         level: `error`, `warning` or `notice`.
-        where: a diagnostic's place; its file, and line if it has one, are used.
+        place: its file, line and columns are used as far as it has them.
         text: may have several lines.
         title: shown in bold above the text.
     """
-    heading = "" if title is None else f",title={_escape_property(title)}"
-    return f"::{level} {_file_property(where)}{heading}::{_escape(text)}"
-
-
-def _file_property(where: str) -> str:
-    """Return `file=...`, and `line=...` when the place has one."""
-    file = where.partition("#")[0].partition("::")[0]
-    name, _, line = file.rpartition(":")
-    if name and line.isdigit():
-        return f"file={_escape_property(name)},line={line}"
-    return f"file={_escape_property(file)}"
+    properties: list[tuple[str, object]] = [
+        ("file", place.file),
+        ("line", place.line),
+        ("col", place.column),
+        ("endColumn", place.end_column),
+        ("title", title),
+    ]
+    shown = [f"{name}={_escape_property(str(v))}" for name, v in properties if v is not None]
+    return f"::{level} {','.join(shown)}::{_escape(text)}"
 
 
 def _escape(text: str) -> str:

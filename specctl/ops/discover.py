@@ -1,16 +1,19 @@
 """Find what there is to validate below a path: checkpoint directories and manifest files.
 
 Invariants: a directory is a checkpoint when it holds config.json or weight files, and is not walked
-further; any other directory is walked in sorted order. A file is a manifest when it is named, or in
-a walk when it is YAML and has a `schema_version` key. Hidden entries are skipped; links to
-directories are followed only when named.
+further; any other directory is walked in sorted order. A file of a checkpoint that is named stands
+for its directory; any other named YAML or JSON file is a manifest, in a walk only a YAML file with
+a `schema_version` key. Patterns (`*`, `?`, `[...]`, `**`) that the shell left alone are expanded
+here. Hidden entries are skipped; links to directories are followed only when named. Whatever is
+found in two ways is returned once.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +23,7 @@ EXPECTATION_NAME = "expected.yaml"
 _WEIGHT_SUFFIXES = (
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf"
 )  # fmt: skip
-_HAS_VERSION = re.compile(r"^schema_version\s*:", re.MULTILINE)
+_HAS_VERSION = re.compile(r'^(?:schema_version|\s*\{?\s*"schema_version")\s*:', re.MULTILINE)
 _SNIFF_BYTES = 4096
 
 
@@ -36,23 +39,69 @@ class Found:
     kind: Literal["checkpoint", "manifest"]
 
 
+def discover_all(
+    sources: Iterable[str], *, listed: frozenset[str] = frozenset()
+) -> tuple[Found, ...]:
+    """Return what is at or below every source, each once, at its first place.
+
+    Args:
+        sources: as for `discover`.
+        listed: absolute paths that count as found whatever they look like.
+    """
+    found: dict[str, Found] = {}
+    for source in sources:
+        for item in discover(source, listed=listed):
+            found.setdefault(os.path.abspath(item.path), item)  # noqa: PTH100  (lexical)
+    return tuple(found.values())
+
+
 def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Found, ...]:
     """Return what is at or below `source`, in a fixed order.
 
     A source that is nothing of the kind is returned as a checkpoint: opening it says what is wrong.
 
     Args:
-        source: a checkpoint, a manifest, or a directory that holds some.
+        source: a checkpoint or a file of one, a manifest, a directory that holds some, or a pattern
+            of such names.
         listed: absolute paths that count as found whatever they look like.
     """
-    path = Path(source)
-    if path.is_file() and path.suffix in MANIFEST_SUFFIXES:
-        return (Found(path=source, kind="manifest"),)
     itself = (Found(path=source, kind="checkpoint"),)
-    is_walkable = bool(source.strip()) and path.is_dir() and os.access(path, os.R_OK | os.X_OK)
-    if not is_walkable or is_checkpoint(path):
+    if glob.has_magic(source) and not os.path.lexists(source):
+        names = sorted(glob.glob(source, recursive=True))  # noqa: PTH207  (one call for `**` too)
+        return tuple(item for name in names for item in _matched(Path(name), listed)) or itself
+    path = Path(source)
+    if path.is_file():
+        return _named_file(path, source) or itself
+    if not source.strip() or not _is_walkable(path) or is_checkpoint(path):
         return itself
     return tuple(_walk(path, listed)) or itself
+
+
+def _named_file(path: Path, source: str) -> tuple[Found, ...]:
+    """Return the checkpoint that a file belongs to, or the manifest that it is."""
+    is_text = path.suffix in MANIFEST_SUFFIXES
+    is_inside = _is_walkable(path.parent) and is_checkpoint(path.parent)
+    if is_inside and not (is_text and has_version(path)):
+        return (Found(path=str(path.parent), kind="checkpoint"),)
+    return (Found(path=source, kind="manifest"),) if is_text else ()
+
+
+def _matched(path: Path, listed: frozenset[str]) -> Iterator[Found]:
+    """Return what a name that a pattern matched stands for; other files are passed over."""
+    if path.is_file():
+        if _is_manifest(path):
+            yield Found(path=str(path), kind="manifest")
+        else:
+            yield from (item for item in _named_file(path, str(path)) if item.kind == "checkpoint")
+    elif _is_walkable(path):
+        if is_checkpoint(path):
+            yield Found(path=str(path), kind="checkpoint")
+        else:
+            yield from _walk(path, listed)
+
+
+def _is_walkable(path: Path) -> bool:
+    return path.is_dir() and os.access(path, os.R_OK | os.X_OK)
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -88,6 +137,14 @@ def _walk(directory: Path, listed: frozenset[str]) -> Iterator[Found]:
 def _is_manifest(path: Path) -> bool:
     if path.suffix not in (".yaml", ".yml") or path.name == EXPECTATION_NAME:
         return False
-    with path.open("rb") as stream:
-        head = stream.read(_SNIFF_BYTES)
+    return has_version(path)
+
+
+def has_version(path: Path) -> bool:
+    """Tell whether a YAML or JSON file has the key that every manifest has, near its begin."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_SNIFF_BYTES)
+    except OSError:
+        return False
     return _HAS_VERSION.search(head.decode("utf-8", "replace")) is not None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Origin, TensorRef, find_origin
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.formats.speculators import target_name
 from specctl.ops.load import Loaded, fit, load
 from specctl.ops.report import (
     AuxHidden,
@@ -23,6 +25,7 @@ from specctl.ops.report import (
     VocabularyFacts,
     finding,
 )
+from specctl.ops.severity import USUAL, SeverityRules
 
 _UNMAPPED = "unmapped"
 NO_VOCABULARY = VocabularyFacts(
@@ -39,18 +42,46 @@ NO_VOCABULARY = VocabularyFacts(
 _PARTS = {"d2t": "vocabulary map", "t2d": "vocabulary map", "norm": "norms"}
 
 
-def inspect(source: str, target: str | None = None) -> InspectReport:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspected:
+    """A report and the map that it only counts.
+
+    Args:
+        draft_to_target: absolute target ids in draft-id order, None without a decided map.
+    """
+
+    report: InspectReport
+    draft_to_target: tuple[int, ...] | None
+
+
+def inspect(
+    source: str, target: str | None = None, *, rules: SeverityRules = USUAL
+) -> InspectReport:
     """Return the facts and findings of a source; without facts when there is nothing to open.
 
     Args:
         source: directory of a draft or target.
         target: directory of the target that a draft is for.
+        rules: severities of this run.
     """
+    return inspect_with_map(source, target, rules=rules).report
+
+
+def inspect_with_map(
+    source: str, target: str | None = None, *, rules: SeverityRules = USUAL
+) -> Inspected:
+    """Return what `inspect` does and the vocabulary map itself, for a picture of it."""
     try:
         loaded = load(source)
         other = None if target is None else load(target)
     except DiagnosticError as error:
-        return _without_facts(source, error.diagnostics)
+        found = rules.apply(error.diagnostics)
+        return Inspected(report=_without_facts(source, found), draft_to_target=None)
+    ids = None if loaded.draft is None else loaded.draft.draft_to_target
+    return Inspected(report=_report(loaded, other, rules), draft_to_target=ids)
+
+
+def _report(loaded: Loaded, other: Loaded | None, rules: SeverityRules) -> InspectReport:
     diagnostics = loaded.diagnostics
     if other is not None:
         pair = fit(loaded, other)
@@ -64,13 +95,19 @@ def inspect(source: str, target: str | None = None) -> InspectReport:
         aux_hidden=None if loaded.draft is None else _aux_hidden(loaded.draft),
         sharing=_sharing(loaded, facts),
         tensors=_tensors(loaded),
-        diagnostics=tuple(finding(d) for d in diagnostics),
+        diagnostics=tuple(finding(d) for d in rules.apply(diagnostics)),
     )
 
 
 def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectReport:
     nothing = Source(
-        path=source, role=None, format=None, architecture=None, algorithm=None, evidence=()
+        path=source,
+        role=None,
+        format=None,
+        architecture=None,
+        algorithm=None,
+        target_name=None,
+        evidence=(),
     )
     return InspectReport(
         format=None,
@@ -92,6 +129,7 @@ def _source(loaded: Loaded) -> Source:
         format=loaded.detection.format,
         architecture=None if facts is None else facts.architecture,
         algorithm=None if loaded.draft is None else loaded.draft.algorithm,
+        target_name=None if loaded.draft is None else target_name(loaded.checkpoint.config or {}),
         evidence=loaded.detection.evidence,
     )
 

@@ -33,6 +33,22 @@ class Finding(_Report, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+class FindingLine(Finding, frozen=True, kw_only=True):
+    """One line of `validate --format jsonl`: a finding, the source it was found in, and its place.
+
+    Args:
+        source: as in `ValidateResult`.
+        file: file or directory of the place; null for an option.
+        line: counted from 1; null when the place is no key of a JSON or YAML file.
+        column: counted from 1 in code points; null with `line`.
+    """
+
+    source: str
+    file: str | None
+    line: int | None
+    column: int | None
+
+
 class Source(_Report, frozen=True, kw_only=True):
     """What one directory is.
 
@@ -40,6 +56,7 @@ class Source(_Report, frozen=True, kw_only=True):
         path: as the user wrote it.
         role: `draft`, `target`, or null when unknown.
         format: dialect, null when unknown.
+        target_name: target that a draft's config names, null when it names none.
         evidence: keys and names that decided it.
     """
 
@@ -48,6 +65,7 @@ class Source(_Report, frozen=True, kw_only=True):
     format: str | None
     architecture: str | None
     algorithm: str | None
+    target_name: str | None
     evidence: tuple[str, ...]
 
 
@@ -203,6 +221,7 @@ class ValidateReport(_Report, frozen=True, kw_only=True):
     """The answer of `specctl validate`.
 
     Args:
+        num_ignored: findings that `--ignore` dropped.
         is_clean: exit status 0: no error and no warning, or under `--expect` no mismatch.
         mismatches: null without `--expect`.
     """
@@ -211,6 +230,7 @@ class ValidateReport(_Report, frozen=True, kw_only=True):
     num_errors: int
     num_warnings: int
     num_infos: int
+    num_ignored: int
     is_clean: bool
     mismatches: tuple[Mismatch, ...] | None
 
@@ -250,12 +270,18 @@ def diagnostic_of(item: Finding) -> Diagnostic:
     )
 
 
-def json_schema(report: type[InspectReport] | type[ValidateReport]) -> dict[str, Any]:
+_TITLES: dict[type[msgspec.Struct], str] = {
+    InspectReport: "inspect --json",
+    ValidateReport: "validate --format json",
+    FindingLine: "validate --format jsonl, one line",
+}
+
+
+def json_schema(report: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a report; other keys than the listed ones are refused."""
     schema: dict[str, Any] = msgspec.json.schema(report)
     for definition in schema["$defs"].values():
         if definition.get("type") == "object" and "properties" in definition:
             definition["additionalProperties"] = False
-    title = "inspect --json" if report is InspectReport else "validate --format json"
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"specctl {title}"}
-    return head | schema
+    title = f"specctl {_TITLES[report]}"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema

@@ -7,8 +7,9 @@ fixture gives exactly its codes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,16 +17,16 @@ import msgspec
 
 from specctl.contract.codec import load_manifest, verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
-from specctl.ops.discover import Found, discover
+from specctl.ops.discover import Found, discover_all
 from specctl.ops.expect import Expectations, compare, read_expectations
 from specctl.ops.load import Loaded, fit, load
 from specctl.ops.report import (
-    Mismatch,
     ValidateReport,
     ValidateResult,
     count_severities,
     finding,
 )
+from specctl.ops.severity import USUAL, SeverityRules
 
 Step = Callable[[str], None]
 Progress = Callable[[int], AbstractContextManager[Step]]
@@ -40,83 +41,107 @@ def validate(
     *,
     target: str | None = None,
     expect: str | None = None,
+    rules: SeverityRules = USUAL,
     progress: Progress = _no_progress,
 ) -> ValidateReport:
     """Check every source and what lies below it.
 
-    Args:
-        sources: checkpoints, manifests, or directories of them.
-        target: target that every draft is compared with.
-        expect: list of expected codes; see `specctl.ops.expect`.
-        progress: called with the number of sources; its context yields a function for each step.
+    A target that cannot be opened is a result of its own, and its drafts are checked alone.
 
-    Raises:
-        DiagnosticError: SD703 to SD707 (the list), SD119, SD120, SD135 (a target).
+    Args:
+        sources: checkpoints or files of them, manifests, directories of them, or patterns.
+        target: target that every draft is compared with.
+        expect: list of expected codes; see `specctl.ops.expect`. One that cannot be read is the
+            only result, with its findings (SD703 to SD707).
+        rules: severities of this run.
+        progress: called with the number of sources; its context yields a function for each step.
     """
     expectations: Expectations = {}
     if expect is not None:
-        expectations = read_expectations(Path(expect), sources)
-    listed = frozenset(expectations)
-    found = {item.path: item for source in sources for item in discover(source, listed=listed)}
-    targets: dict[str, Loaded] = {}
-    results: list[ValidateResult] = []
+        try:
+            expectations = read_expectations(Path(expect), sources)
+        except DiagnosticError as error:
+            judged = _Judged(source=expect, diagnostics=error.diagnostics)
+            return _report([judged], rules, None, is_expected=False)
+    found = discover_all(sources, listed=frozenset(expectations))
+    targets: dict[str, Loaded | None] = {}
+    results: list[_Judged] = []
     with progress(len(found)) as step:
-        for item in found.values():
+        for item in found:
             entry = expectations.get(os.path.abspath(item.path))  # noqa: PTH100  (lexical)
             wanted = target if entry is None or entry.target is None else entry.target
             if wanted is not None and wanted not in targets:
-                targets[wanted] = load(wanted)
-            results.append(_validate_one(item, None if wanted is None else targets[wanted]))
+                try:
+                    targets[wanted] = load(wanted)
+                except DiagnosticError as error:
+                    targets[wanted] = None
+                    results.append(_Judged(source=wanted, diagnostics=error.diagnostics))
+            results.append(_judge(item, None if wanted is None else targets[wanted]))
             step(item.path)
-    mismatches = None if expect is None else compare(results, expectations)
-    return _report(results, mismatches)
+    return _report(results, rules, None if expect is None else expectations)
 
 
-def _report(
-    results: list[ValidateResult], mismatches: tuple[Mismatch, ...] | None
-) -> ValidateReport:
-    num_errors, num_warnings, num_infos = count_severities(
-        item for result in results for item in result.diagnostics
-    )
-    is_quiet = not num_errors and not num_warnings
-    return ValidateReport(
-        results=tuple(results),
-        num_errors=num_errors,
-        num_warnings=num_warnings,
-        num_infos=num_infos,
-        is_clean=is_quiet if mismatches is None else not mismatches,
-        mismatches=mismatches,
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Judged:
+    """A result before severities: the fields of `ValidateResult`."""
+
+    source: str
+    diagnostics: tuple[Diagnostic, ...]
+    kind: Literal["draft", "target", "manifest"] | None = None
+    format: str | None = None
+    target: str | None = None
 
 
-def _validate_one(item: Found, target: Loaded | None) -> ValidateResult:
+def _judge(item: Found, target: Loaded | None) -> _Judged:
     if item.kind == "manifest":
-        return _result(item.path, "manifest", None, None, check_manifest_file(item.path))
+        found = check_manifest_file(item.path)
+        return _Judged(source=item.path, kind="manifest", diagnostics=found)
     try:
         loaded = load(item.path)
     except DiagnosticError as error:
-        return _result(item.path, None, None, None, error.diagnostics)
+        return _Judged(source=item.path, diagnostics=error.diagnostics)
+    role, kind = loaded.detection.role, loaded.detection.format
     if loaded.draft is None or target is None:
-        role, kind = loaded.detection.role, loaded.detection.format
-        return _result(item.path, role, kind, None, loaded.diagnostics)
+        return _Judged(source=item.path, kind=role, format=kind, diagnostics=loaded.diagnostics)
     pair = fit(loaded, target)
-    diagnostics = (*pair.diagnostics, *target.diagnostics)
-    return _result(item.path, "draft", loaded.detection.format, target.source, diagnostics)
+    return _Judged(
+        source=item.path,
+        kind="draft",
+        format=kind,
+        target=target.source,
+        diagnostics=(*pair.diagnostics, *target.diagnostics),
+    )
 
 
-def _result(
-    source: str,
-    kind: Literal["draft", "target", "manifest"] | None,
-    format: str | None,
-    target: str | None,
-    diagnostics: Iterable[Diagnostic],
-) -> ValidateResult:
-    return ValidateResult(
-        source=source,
-        kind=kind,
-        format=format,
-        target=target,
-        diagnostics=tuple(finding(d) for d in diagnostics),
+def _report(
+    judged: Sequence[_Judged],
+    rules: SeverityRules,
+    expectations: Expectations | None,
+    *,
+    is_expected: bool = True,
+) -> ValidateReport:
+    results = tuple(
+        ValidateResult(
+            source=item.source,
+            kind=item.kind,
+            format=item.format,
+            target=item.target,
+            diagnostics=tuple(finding(d) for d in rules.apply(item.diagnostics)),
+        )
+        for item in judged
+    )
+    shown = [item for result in results for item in result.diagnostics]
+    num_errors, num_warnings, num_infos = count_severities(shown)
+    mismatches = None if expectations is None else compare(results, expectations)
+    is_quiet = not num_errors and not num_warnings and is_expected
+    return ValidateReport(
+        results=results,
+        num_errors=num_errors,
+        num_warnings=num_warnings,
+        num_infos=num_infos,
+        num_ignored=sum(len(item.diagnostics) for item in judged) - len(shown),
+        is_clean=is_quiet if mismatches is None else not mismatches,
+        mismatches=mismatches,
     )
 
 

@@ -48,6 +48,17 @@ CASES: dict[str, tuple[int, list[str]]] = {
         ["validate", "--format", "github", f"{CHECKPOINTS}/container-two-shards",
          f"{CHECKPOINTS}/conflict-two-layouts"],
     ),
+    "validate-concise": (
+        1,
+        ["validate", "--format", "concise", f"{CHECKPOINTS}/container-index-size",
+         f"{CHECKPOINTS}/speculators-dspark-width-mismatch",
+         "fixtures/manifests/defects/unknown-key.yaml"],
+    ),
+    "validate-junit": (
+        1,
+        ["validate", "--format", "junit", f"{CHECKPOINTS}/hf-llama-clean",
+         f"{CHECKPOINTS}/container-config-broken"],
+    ),
     "validate-clean": (
         0,
         ["validate", f"{CHECKPOINTS}/speculators-dspark-clean", "--target",
@@ -70,13 +81,31 @@ DOCUMENTS: dict[str, tuple[int, list[str], str]] = {
          f"{CHECKPOINTS}/container-empty", "fixtures/manifests/defects/unknown-key.yaml"],
         "validate",
     ),
+    "validate-bad-target": (
+        1,
+        ["validate", "--format", "json", f"{CHECKPOINTS}/hf-llama-clean", "--target", "absent"],
+        "validate",
+    ),
+}  # fmt: skip
+LINES: dict[str, tuple[int, list[str], str]] = {
+    "validate-lines": (
+        1,
+        ["validate", "--format", "jsonl", f"{CHECKPOINTS}/container-two-shards",
+         f"{CHECKPOINTS}/speculators-dspark-width-mismatch"],
+        "validate-line",
+    ),
 }  # fmt: skip
 
 
+# Text cases that are shown in a terminal of these widths as well.
+WIDTHS = (60, 100)
+SIZED = ("inspect-eagle3", "inspect-other-target", "validate-several")
+
+
 @pytest.fixture(autouse=True)
-def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
 
 
@@ -96,6 +125,23 @@ def test_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     compare(EXPECTED / f"{name}.txt", out)
 
 
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("name", SIZED)
+def test_text_in_a_terminal(
+    name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    status, arguments = CASES[name]
+    assert app.run(arguments) == status
+    out = capsys.readouterr().out
+    compare(EXPECTED / f"{name}-{columns}.txt", out)
+    for line in out.splitlines():
+        # A place or a name without a space is left whole, so that it can be copied.
+        is_whole = line.startswith(("  -->", "source ", "target ", "fixtures/"))
+        longest = max(map(len, line.split()))
+        assert len(line) <= columns or is_whole or longest > columns - 15, line
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, arguments, schema = DOCUMENTS[name]
@@ -107,6 +153,17 @@ def test_documents(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     compare(EXPECTED / f"{name}.json", out)
 
 
+@pytest.mark.parametrize("name", LINES)
+def test_json_lines(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, arguments, schema = LINES[name]
+    assert app.run(arguments) == status
+    out = capsys.readouterr().out
+    published = json.loads((SCHEMAS / f"{schema}.schema.json").read_text("utf-8"))
+    for line in out.splitlines():
+        jsonschema.validate(json.loads(line), published)
+    compare(EXPECTED / f"{name}.jsonl", out)
+
+
 def test_github_lines_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     app.run(["validate", "--format", "github", CHECKPOINTS])
     lines = capsys.readouterr().out.splitlines()
@@ -114,7 +171,7 @@ def test_github_lines_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> N
     for line in lines:
         level, _, rest = line.removeprefix("::").partition(" file=")
         assert level in ("error", "warning", "notice")
-        file = ROOT / rest.partition(",title=SD")[0]
+        file = ROOT / re.split(r",(?:line=\d|title=SD)", rest)[0]
         is_missing_shard = file.suffix == ".safetensors" and "SD102" in line
         assert file.exists() or is_missing_shard, line
 
@@ -138,4 +195,6 @@ def test_expected_list_as_in_the_ci_line(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_no_stray_golden_files() -> None:
     wanted = {f"{name}.txt" for name in CASES} | {f"{name}.json" for name in DOCUMENTS}
+    wanted |= {f"{name}-{columns}.txt" for name in SIZED for columns in WIDTHS}
+    wanted |= {f"{name}.jsonl" for name in LINES}
     assert {path.name for path in EXPECTED.iterdir()} == wanted

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specctl.cli import output
 from specctl.cli.inspect_text import inspect_text
-from specctl.ops.inspect import inspect as run_inspect
+from specctl.ops.inspect import Inspected, inspect_with_map
+from specctl.ops.severity import severity_rules
 
 
 def inspect(
@@ -21,16 +23,42 @@ def inspect(
         typer.Option("--target", metavar="TARGET", help="Target that the draft is for."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page with a tensor map and a vocabulary map instead of the text.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
+    ] = False,
 ) -> None:
     """Show every fact of a draft or target, and where it was found.
 
     Reads config, headers, the index and the map tensors; no weights. Exit 1 when a finding is an
     error.
     """
-    report = run_inspect(source, target)
+    found = inspect_with_map(source, target, rules=severity_rules(is_strict=strict))
+    report = found.report
+    if html is not None:
+        _write_page(html, found)
     if json:
         output.answer_json(report)
-    else:
-        output.answer(inspect_text(report, color=output.has_color(sys.stdout)))
+    elif html is None:
+        color, width = output.has_color(sys.stdout), output.width(sys.stdout)
+        output.answer(inspect_text(report, color=color, width=width))
     if any(item.severity == "error" for item in report.diagnostics):
         raise typer.Exit(1)
+
+
+def _write_page(path: Path, found: Inspected) -> None:
+    from specctl.checkpoint import write_text_atomic
+    from specctl.cli.html.page import page_text
+
+    text = page_text(found.report, found.draft_to_target)
+    with output.writing(path, "--html"):
+        write_text_atomic(path, text)
+    output.talk(f"wrote {path}")

@@ -194,5 +194,6 @@ def test_a_wrong_choice_names_the_choices(capsys: pytest.CaptureFixture[str]) ->
     assert app.run(["validate", "somewhere", "--format", "jsn"]) == 2
     (line, *_) = capsys.readouterr().err.splitlines()
     assert line == (
-        "error: invalid value for '--format': 'jsn' is not one of 'human', 'json', 'github'"
+        "error: invalid value for '--format': 'jsn' is not one of 'human', 'concise', 'json', "
+        "'jsonl', 'github', 'sarif', 'junit'"
     )

@@ -1,0 +1,1 @@
+"""The page of `inspect --html`: one file, no script, no request to anywhere."""

@@ -1,0 +1,118 @@
+"""The facts of a report as a table: what it is, its widths, vocabulary and shared tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specctl.cli.html.markup import code, escaped, prose, section
+from specctl.contract.manifest import TensorRef
+from specctl.ops.report import (
+    AuxHidden,
+    GeometryFacts,
+    InspectReport,
+    SharedTensor,
+    Source,
+    VocabularyFacts,
+)
+
+_ORIGINS = {"own": "own", "target": "the target's", "tied": "tied to the embedding"}
+
+
+def facts_section(report: InspectReport) -> str:
+    """Return the section of facts, empty when nothing could be opened."""
+    if report.format is None and not report.tensors.list:
+        return ""
+    rows = "\n".join(
+        f'<tr><th scope="row">{escaped(label)}</th><td>{markup}</td></tr>'
+        for label, markup in _rows(report)
+    )
+    caption = "<caption>Facts of the source</caption>"
+    return section("Facts", f'<table class="facts">\n{caption}\n<tbody>\n{rows}\n</tbody></table>')
+
+
+def _rows(report: InspectReport) -> Iterator[tuple[str, str]]:
+    yield "Source", _source(report.roles.source)
+    if report.roles.target is not None:
+        yield "Target", _source(report.roles.target)
+    if report.geometry is not None:
+        yield "Geometry", _geometry(report.geometry)
+    yield "Vocabulary", _vocabulary(report.vocabulary)
+    if report.aux_hidden is not None:
+        yield "Captured states", _aux_hidden(report.aux_hidden)
+    for label, shared in (
+        ("Embedding", report.sharing.embedding),
+        ("Head", report.sharing.head),
+    ):
+        if shared is not None:
+            yield label, _shared(shared)
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return '<span class="open">open</span>'
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return escaped("[" + ", ".join(map(str, value)) + "]")
+    return escaped(value)
+
+
+def _values(*pairs: tuple[str, object]) -> str:
+    items = "".join(f"<div><dt>{escaped(k)}</dt><dd>{_value(v)}</dd></div>" for k, v in pairs)
+    return f"<dl>{items}</dl>"
+
+
+def _by(text: str | None) -> str:
+    return "" if not text else f'<p class="reason">{prose(text)}</p>'
+
+
+def _source(source: Source) -> str:
+    what = " ".join(filter(None, (source.role, source.format))) or "unknown"
+    extra = f", {escaped(source.architecture)}" if source.architecture else ""
+    made = "" if source.target_name is None else f"<p>made for {code(source.target_name)}</p>"
+    head = f"<p>{code(source.path)}</p><p>{escaped(what)}{extra}</p>"
+    return head + made + _by("; ".join(source.evidence))
+
+
+def _geometry(g: GeometryFacts) -> str:
+    pairs: list[tuple[str, object]] = [
+        ("tokens in a round", g.num_speculative_tokens),
+        ("draft width", g.draft_width),
+        ("verify width", g.verify_width),
+    ]
+    if g.draft_block_size is not None or g.sample_from_anchor is not None:
+        pairs.append(("trained block", g.draft_block_size))
+        pairs.append(("sample from anchor", g.sample_from_anchor))
+    return _values(*pairs) + _by(g.decided_by)
+
+
+def _vocabulary(v: VocabularyFacts) -> str:
+    pairs: list[tuple[str, object]] = [("target", v.target_vocab_size)]
+    if v.map_kind is not None or v.draft_vocab_size is not None:
+        pairs += [("draft", v.draft_vocab_size), ("map", v.map_kind)]
+    if v.tokenizer_size is not None:
+        pairs.append(("tokenizer", v.tokenizer_size))
+    if v.eos_token_ids:
+        pairs.append(("end ids", v.eos_token_ids))
+    tensors = [f"<p>{_tensor(ref)}</p>" for ref in (v.map_tensor, v.mask_tensor) if ref is not None]
+    return _values(*pairs) + "".join(tensors) + _by(v.decided_by)
+
+
+def _aux_hidden(aux: AuxHidden) -> str:
+    pairs = (
+        ("states", aux.num_states),
+        ("as written", aux.read_ids),
+        ("numbering", aux.numbering),
+        ("output of layers", aux.output_layer_ids),
+    )
+    return _values(*pairs) + _by(aux.decided_by)
+
+
+def _shared(shared: SharedTensor) -> str:
+    place = "" if shared.tensor is None else f": {_tensor(shared.tensor)}"
+    return f"<p>{_ORIGINS[shared.origin]}{place}</p>"
+
+
+def _tensor(ref: TensorRef) -> str:
+    dims = ",".join(map(str, ref.shape))
+    return f"{code(ref.key)} [{escaped(dims)} {escaped(ref.dtype)}] in {code(ref.file)}"
