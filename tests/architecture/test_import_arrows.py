@@ -23,6 +23,7 @@ SPECCTL = {
     "specctl.checks": 2,
     "specctl.tokenmap": 2,
     "specctl.convert": 3,
+    "specctl.verdicts": 3,
     "specctl.ops": 4,
     "specctl.cli": 5,
     "specctl.__main__": 6,

@@ -1,0 +1,48 @@
+"""Ask every rule of the table about one draft."""
+
+from __future__ import annotations
+
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.verdicts.rule import ENGINES, NEWEST, EngineVerdict, Facts, Outcome, Row
+from specctl.verdicts.table import RULES
+
+_WORST_FIRST: tuple[Outcome, ...] = ("refused", "wrong", "loads")
+
+
+def judge(
+    draft: DraftCheckpoint, target: TargetCheckpoint | None = None
+) -> tuple[EngineVerdict, ...]:
+    """Return one verdict for each engine.
+
+    Args:
+        draft: as read; completed by the target when there is one.
+        target: the target it is served with, None when unknown.
+    """
+    facts = Facts(draft=draft, target=target)
+    met = [rule for rule in RULES if rule.applies(facts)]
+    verdicts = []
+    for engine, read in ENGINES.items():
+        rows = tuple(
+            Row(
+                name=rule.name,
+                outcome=rule.outcome,
+                versions=rule.versions,
+                is_current=rule.is_current,
+                reason=rule.reason,
+                source=rule.source,
+            )
+            for outcome in _WORST_FIRST
+            for rule in met
+            if rule.engine == engine and rule.outcome == outcome
+        )
+        current = [row.outcome for row in rows if row.is_current]
+        verdicts.append(
+            EngineVerdict(
+                engine=engine,
+                outcome=next((o for o in _WORST_FIRST if o in current), "loads"),
+                version=NEWEST[engine],
+                checked_on=read,
+                rows=rows,
+            )
+        )
+    return tuple(verdicts)
