@@ -8,6 +8,7 @@ from specctl.contract.manifest import TensorRef
 from specctl.contract.text import printable
 from specctl.ops.report import (
     AuxHidden,
+    EngineReport,
     GeometryFacts,
     InspectReport,
     SharedTensor,
@@ -21,6 +22,11 @@ from specctl.ops.report import (
 _LABEL = 12
 _INDENT = " " * _LABEL
 _OPEN = "open"
+_OUTCOMES = {
+    "loads": "loads; nothing is known against it",
+    "wrong": "loads, runs wrong",
+    "refused": "refused",
+}
 _ORIGINS = {"own": "own", "target": "the target's", "tied": "tied to the embedding"}
 
 
@@ -48,6 +54,8 @@ def inspect_text(report: InspectReport, *, color: bool = False, width: int | Non
         page.aux_hidden(report.aux_hidden)
     page.shared("embedding", report.sharing.embedding)
     page.shared("head", report.sharing.head)
+    for engine in report.engines:
+        page.engine(engine)
     page.tensors(report.tensors)
     page.row("findings", counts_text(*count_severities(report.diagnostics)))
     return "\n".join([*page.lines, *findings])
@@ -88,6 +96,14 @@ class _Page:
         if source.target_name is not None:
             self.row("", f"made for {printable(source.target_name)}")
         self.by("; ".join(source.evidence))
+
+    def engine(self, engine: EngineReport) -> None:
+        """Add what an engine does with the draft, and why."""
+        outcome = _OUTCOMES[engine.outcome]
+        self.row("engine", f"{engine.engine} {engine.version}: {outcome}")
+        for row in engine.rows:
+            if row.is_current:
+                self.by(f"{row.reason}: {row.source}")
 
     def geometry(self, g: GeometryFacts) -> None:
         """Add the widths of a round."""

@@ -10,6 +10,7 @@ from specctl.contract.manifest import Origin, TensorRef, find_origin
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.speculators import target_name
+from specctl.ops.engines import engine_reports
 from specctl.ops.load import Loaded, fit, load
 from specctl.ops.report import (
     AuxHidden,
@@ -94,6 +95,7 @@ def _report(loaded: Loaded, other: Loaded | None, rules: SeverityRules) -> Inspe
         vocabulary=_vocabulary(loaded, facts),
         aux_hidden=None if loaded.draft is None else _aux_hidden(loaded.draft),
         sharing=_sharing(loaded, facts),
+        engines=engine_reports(loaded.draft, facts),
         tensors=_tensors(loaded),
         diagnostics=tuple(finding(d) for d in rules.apply(diagnostics)),
     )
@@ -116,6 +118,7 @@ def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectRep
         vocabulary=NO_VOCABULARY,
         aux_hidden=None,
         sharing=SharingFacts(embedding=None, head=None),
+        engines=(),
         tensors=Tensors(num_tensors=0, num_bytes=0, num_files=0, parts=(), list=()),
         diagnostics=tuple(finding(d) for d in diagnostics),
     )

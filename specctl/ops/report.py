@@ -179,8 +179,47 @@ class Tensors(_Report, frozen=True, kw_only=True):
     list: tuple[Tensor, ...]
 
 
+class EngineRow(_Report, frozen=True, kw_only=True):
+    """One thing an engine is known to do with this draft.
+
+    Args:
+        name: of the rule.
+        outcome: `loads`, `wrong` (loads and runs wrong, silently) or `refused`.
+        versions: releases in whose sources it was read, in words.
+        is_current: it holds in the newest release that was read.
+        source: file, pull request or issue.
+    """
+
+    name: str
+    outcome: Literal["loads", "wrong", "refused"]
+    versions: str
+    is_current: bool
+    reason: str
+    source: str
+
+
+class EngineReport(_Report, frozen=True, kw_only=True):
+    """What another engine does with this draft.
+
+    Args:
+        outcome: worst of the current rows; `loads` when nothing is known against it.
+        version: newest release whose sources were read.
+        checked_on: everything that was read.
+    """
+
+    engine: str
+    outcome: Literal["loads", "wrong", "refused"]
+    version: str
+    checked_on: str
+    rows: tuple[EngineRow, ...]
+
+
 class InspectReport(_Report, frozen=True, kw_only=True):
-    """The answer of `specctl inspect`."""
+    """The answer of `specctl inspect`.
+
+    Args:
+        engines: verdicts on a draft; empty for a target.
+    """
 
     format: str | None
     roles: Roles
@@ -188,6 +227,7 @@ class InspectReport(_Report, frozen=True, kw_only=True):
     vocabulary: VocabularyFacts
     aux_hidden: AuxHidden | None
     sharing: SharingFacts
+    engines: tuple[EngineReport, ...]
     tensors: Tensors
     diagnostics: tuple[Finding, ...]
 

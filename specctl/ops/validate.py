@@ -18,8 +18,9 @@ import msgspec
 from specctl.contract.codec import load_manifest, verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.ops.discover import Found, discover_all
+from specctl.ops.engines import engine_findings
 from specctl.ops.expect import Expectations, compare, read_expectations
-from specctl.ops.load import Loaded, fit, load
+from specctl.ops.load import Loaded, fit, load, located
 from specctl.ops.report import (
     ValidateReport,
     ValidateResult,
@@ -41,6 +42,7 @@ def validate(
     *,
     target: str | None = None,
     expect: str | None = None,
+    engines: Sequence[str] = (),
     rules: SeverityRules = USUAL,
     progress: Progress = _no_progress,
 ) -> ValidateReport:
@@ -53,6 +55,7 @@ def validate(
         target: target that every draft is compared with.
         expect: list of expected codes; see `specctl.ops.expect`. One that cannot be read is the
             only result, with its findings (SD703 to SD707).
+        engines: engines that must run every draft as it was trained (SD212, SD213).
         rules: severities of this run.
         progress: called with the number of sources; its context yields a function for each step.
     """
@@ -76,7 +79,7 @@ def validate(
                 except DiagnosticError as error:
                     targets[wanted] = None
                     results.append(_Judged(source=wanted, diagnostics=error.diagnostics))
-            results.append(_judge(item, None if wanted is None else targets[wanted]))
+            results.append(_judge(item, None if wanted is None else targets[wanted], engines))
             step(item.path)
     return _report(results, rules, None if expect is None else expectations)
 
@@ -92,7 +95,7 @@ class _Judged:
     target: str | None = None
 
 
-def _judge(item: Found, target: Loaded | None) -> _Judged:
+def _judge(item: Found, target: Loaded | None, engines: Sequence[str]) -> _Judged:
     if item.kind == "manifest":
         found = check_manifest_file(item.path)
         return _Judged(source=item.path, kind="manifest", diagnostics=found)
@@ -100,16 +103,20 @@ def _judge(item: Found, target: Loaded | None) -> _Judged:
         loaded = load(item.path)
     except DiagnosticError as error:
         return _Judged(source=item.path, diagnostics=error.diagnostics)
-    role, kind = loaded.detection.role, loaded.detection.format
-    if loaded.draft is None or target is None:
-        return _Judged(source=item.path, kind=role, format=kind, diagnostics=loaded.diagnostics)
-    pair = fit(loaded, target)
+    diagnostics, beside = loaded.diagnostics, None
+    if loaded.draft is not None and target is not None:
+        pair = fit(loaded, target)
+        loaded, beside = pair.draft, target.target
+        diagnostics = (*pair.diagnostics, *target.diagnostics)
+    if loaded.draft is not None and engines:
+        verdicts = engine_findings(loaded.draft, beside, engines)
+        diagnostics = (*diagnostics, *located(verdicts, loaded.source))
     return _Judged(
         source=item.path,
-        kind="draft",
-        format=kind,
-        target=target.source,
-        diagnostics=(*pair.diagnostics, *target.diagnostics),
+        kind=loaded.detection.role,
+        format=loaded.detection.format,
+        target=None if target is None or loaded.draft is None else target.source,
+        diagnostics=diagnostics,
     )
 
 

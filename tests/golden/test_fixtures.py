@@ -23,6 +23,7 @@ EXPECTED: dict[str, dict[str, Any]] = yaml.safe_load(
 MAX_TOTAL_BYTES = 1 << 20
 # Codes of families 1 to 5 that no checkpoint directory can show, and where they are tested.
 NOT_A_CHECKPOINT = {
+    **dict.fromkeys(("SD212", "SD213"), "asked for by name: tests/unit/specctl/verdicts"),
     "SD120": "a hub id is no directory: tests/unit/specctl/checkpoint",
     **{
         code: "token maps and corpora: tests/unit/specctl/tokenmap"

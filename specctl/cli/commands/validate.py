@@ -11,6 +11,7 @@ import typer
 from specctl.cli import output
 from specctl.cli.output import Format
 from specctl.cli.validate_answer import lines_of
+from specctl.ops.engines import ENGINE_NAMES
 from specctl.ops.severity import SeverityRules, WrongCodeError, severity_rules
 from specctl.ops.validate import validate as run_validate
 
@@ -44,6 +45,15 @@ def validate(
             "github: annotations; sarif: SARIF 2.1.0; junit: a test case for each source.",
         ),
     ] = Format.human,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine",
+            metavar="ENGINE",
+            help="Engine that must run every draft as it was trained: vllm, sglang or "
+            "tensorrt-llm; may be repeated.",
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
@@ -63,7 +73,18 @@ def validate(
     list. Exit 2: wrong usage or a fault of specctl.
     """
     rules = rules_of(strict=strict, error=error or (), ignore=ignore or ())
-    report = run_validate(sources, target=target, expect=expect, rules=rules, progress=_progress)
+    unknown = next((name for name in engine or () if name not in ENGINE_NAMES), None)
+    if unknown is not None:
+        text = f"`{unknown}` is none of {', '.join(ENGINE_NAMES)}"
+        raise typer.BadParameter(text, param_hint="--engine")
+    report = run_validate(
+        sources,
+        target=target,
+        expect=expect,
+        engines=engine or (),
+        rules=rules,
+        progress=_progress,
+    )
     for line in lines_of(report, format):
         output.answer(line)
     if not report.is_clean:

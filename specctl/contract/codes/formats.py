@@ -99,4 +99,23 @@ CODES: tuple[Code, ...] = (
         fix="Remove the field, or check what it does in the library that wrote it; `--strict` "
         "makes every such field an error",
     ),
+    Code(
+        code="SD212",
+        slug="engine-refuses",
+        severity="error",
+        summary="An engine named with `--engine` does not load this draft.",
+        why="The statement was read in the engine's sources; the note names release and file.",
+        fix="Convert the draft to a dialect that the engine reads; `specctl convert --help` lists "
+        "them",
+    ),
+    Code(
+        code="SD213",
+        slug="engine-runs-wrong",
+        severity="error",
+        summary="An engine named with `--engine` loads this draft and runs something else.",
+        why="The target still verifies every token, so nothing fails: only the accept length "
+        "drops.",
+        fix="State the field that the message names, or convert the draft to a dialect whose "
+        "meaning the engine shares",
+    ),
 )
