@@ -105,16 +105,20 @@ def row(label: str, values: list[tuple[float, float]]) -> str:
     return f"| `{label}` | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |"
 
 
-def page(times: Times, runs: int, load: tuple[float, float]) -> str:
-    """Return the Markdown page; milliseconds."""
+def environment_line(load: tuple[float, float]) -> str:
+    """Return machine, versions and the load average before and after."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    limited = [label for label in times if label.startswith("specctl")]
-    over = [name for name in limited if statistics.median(w for w, _ in times[name]) >= LIMIT_S]
-    environment = (
+    return (
         f"Environment: {processor()}, {usable_cpus()} usable CPUs, Python "
         f"{platform.python_version()}, {packages}; load average {load[0]:.1f} before and "
         f"{load[1]:.1f} after."
     )
+
+
+def page(times: Times, runs: int, load: tuple[float, float]) -> str:
+    """Return the Markdown page; milliseconds."""
+    limited = [label for label in times if label.startswith("specctl")]
+    over = [name for name in limited if statistics.median(w for w, _ in times[name]) >= LIMIT_S]
     verdict = "all below" if not over else "over: " + ", ".join(f"`{label}`" for label in over)
     return "\n".join(
         [
@@ -132,7 +136,7 @@ def page(times: Times, runs: int, load: tuple[float, float]) -> str:
             "",
             f"Goal: median below {LIMIT_S * 1e3:.0f} ms for every specctl command: {verdict}.",
             "",
-            environment,
+            environment_line(load),
             "",
             LIMITS.format(runs=runs),
             "",
@@ -140,9 +144,14 @@ def page(times: Times, runs: int, load: tuple[float, float]) -> str:
     )
 
 
-def file_name() -> str:
+def processor_slug() -> str:
+    """Return the processor's name for a file name."""
     words = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", " ", processor())
-    return f"startup_{re.sub(r'[^a-z0-9]+', '-', words.lower()).strip('-')}_{month()}.md"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def file_name() -> str:
+    return f"startup_{processor_slug()}_{month()}.md"
 
 
 def main() -> None:

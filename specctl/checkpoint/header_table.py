@@ -80,12 +80,12 @@ def _decode(raw: bytes) -> dict[str, _Stored] | None:
         is_whole = num_quotes(body) == _QUOTES_OF_ENTRY * len(table)
         return table if is_whole and (table or body is raw or _is_empty(raw)) else None
     parts = _RAW_TABLE.decode(raw)
-    metadata = bytes(parts.pop("__metadata__", b"{}"))
-    texts = _METADATA.decode(metadata)
+    quotes = 0
+    metadata = parts.pop("__metadata__", None)
+    if metadata is not None:
+        quotes = 2 + 4 * len(_METADATA.decode(metadata))
     table = {key: _ENTRY.decode(part) for key, part in parts.items()}
-    strings = num_quotes(metadata) + _QUOTES_OF_ENTRY * len(table)
-    is_whole = num_quotes(metadata) == 4 * len(texts) and num_quotes(raw) == strings + 2
-    return table if is_whole else None
+    return table if num_quotes(raw) == quotes + _QUOTES_OF_ENTRY * len(table) else None
 
 
 def _without_metadata(raw: bytes) -> bytes | None:

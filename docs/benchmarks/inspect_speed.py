@@ -1,0 +1,187 @@
+"""Measure `inspect` on checkpoints with the shapes of real ones, in process and as a command.
+
+Usage: python docs/benchmarks/inspect_speed.py [--runs N] [--write]
+
+The checkpoints are made in a temporary folder (`checkpoint_shapes`): real names, shapes, headers,
+index and config, holes instead of data. Every figure comes from a new process; the arms alternate.
+In process: from opening to the finished report, imports and one tiny checkpoint before. Command:
+the whole process, output to a pipe. The peak is that of the process, interpreter included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from checkpoint_shapes import SHAPES
+from startup import HERE, ROOT, environment_line, month, processor, processor_slug
+
+TINY = ROOT / "fixtures" / "checkpoints" / "hf-llama-clean"
+LIMITS_MS = {
+    ("qwen3-32b", "report"): 50,
+    ("qwen3-30b-a3b", "report"): 50,
+    ("deepseek-v3", "report"): 1000,
+    ("qwen3-32b", "inspect"): 300,
+    ("qwen3-30b-a3b", "inspect"): 300,
+    ("deepseek-v3", "inspect"): 1300,
+}
+LIMIT_MB = {("deepseek-v3", "report"): 300}
+ARMS = ("report", "inspect", "inspect --json", "validate")
+LIMITS = (
+    "*Limits.* One machine, {runs} processes of each row in alternation, page cache warm, bytecode "
+    "warm; a cold disk adds one seek for each shard. Names, shapes, dtypes and configs are as "
+    "published; the spread over shards is an equal split by bytes, and the data "
+    "are holes, which inspection does not read. The tokenizer rows have a tokenizer.json with as "
+    "many words and merges as the real one, of other words. The load average says how much of the "
+    "CPUs others used; above their number, medians are upper bounds."
+)
+
+
+class Figure(NamedTuple):
+    """One process: milliseconds and peak resident megabytes (10^6 bytes)."""
+
+    wall_ms: float
+    peak_mb: float
+
+
+def report_once(path: str) -> None:
+    """Print the figure of one report in this process."""
+    from specctl.ops.inspect import inspect
+
+    inspect(str(TINY))
+    start = time.perf_counter()
+    report = inspect(path)
+    wall_ms = (time.perf_counter() - start) * 1e3
+    if not report.tensors.num_tensors:
+        raise RuntimeError(f"{path}: nothing was read")
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    print(json.dumps({"wall_ms": wall_ms, "peak_mb": peak_mb}))
+
+
+def run_arm(arm: str, path: Path) -> Figure:
+    """Return the figure of one new process."""
+    if arm == "report":
+        command = [sys.executable, __file__, "--report", str(path)]
+    else:
+        command = [sys.executable, "-m", "specctl", *arm.split(), str(path)]
+    start = time.perf_counter()
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors) as child,
+    ):
+        text = child.stdout.read() if child.stdout is not None else b""
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        wall_ms = (time.perf_counter() - start) * 1e3
+        errors.seek(0)
+        complaint = errors.read()
+    if child.returncode not in (0, 1):
+        raise RuntimeError(f"{command}: {complaint.decode()}")
+    if arm == "report":
+        return Figure(**json.loads(text))
+    return Figure(wall_ms=wall_ms, peak_mb=used.ru_maxrss * 1024 / 1e6)
+
+
+Rows = Mapping[tuple[str, str], list[Figure]]
+
+
+def measure(folder: Path, runs: int) -> Rows:
+    """Return (shape, arm) -> figures, one round over all rows after another."""
+    paths = {label: folder / label.replace(", ", "-") for label in SHAPES}
+    for label, path in paths.items():
+        SHAPES[label](path)
+    keys = [(label, arm) for label in SHAPES for arm in ARMS]
+    for label, arm in keys:
+        run_arm(arm, paths[label])
+    rows: dict[tuple[str, str], list[Figure]] = {key: [] for key in keys}
+    for _ in range(runs):
+        for label, arm in keys:
+            rows[label, arm].append(run_arm(arm, paths[label]))
+    return rows
+
+
+def line(key: tuple[str, str], figures: list[Figure]) -> str:
+    walls = [figure.wall_ms for figure in figures]
+    cells = [f"{statistics.median(walls):.0f}", f"{min(walls):.0f}", f"{max(walls):.0f}"]
+    cells += [str(LIMITS_MS.get(key, "")), f"{max(figure.peak_mb for figure in figures):.0f}"]
+    return f"| {key[0]} | `{key[1]}` | " + " | ".join(cells) + f" | {LIMIT_MB.get(key, '')} |"
+
+
+def over(rows: Rows) -> list[str]:
+    """Return the rows above their limit, as text."""
+    found = [
+        f"{key[0]} `{key[1]}`"
+        for key, limit in LIMITS_MS.items()
+        if statistics.median(figure.wall_ms for figure in rows[key]) > limit
+    ]
+    return found + [
+        f"{key[0]} `{key[1]}` peak"
+        for key, limit in LIMIT_MB.items()
+        if max(figure.peak_mb for figure in rows[key]) > limit
+    ]
+
+
+def page(rows: Rows, runs: int, load: tuple[float, float]) -> str:
+    """Return the Markdown page."""
+    above = over(rows)
+    return "\n".join(
+        [
+            f"# Inspection of large checkpoints, {processor()}, {month()}",
+            "",
+            "Milliseconds of wall time; peak resident memory of the process in MB. `report` is in",
+            "process, from opening to the finished report; the others are whole processes.",
+            "",
+            "| shape | tensors | files | bytes |",
+            "|---|---:|---:|---:|",
+            "| qwen3-32b | 707 | 16 | 65.5 GB |",
+            "| qwen3-30b-a3b | 18,867 | 16 | 61.1 GB |",
+            "| deepseek-v3 | 91,991 | 163 | 688.6 GB |",
+            "",
+            "```sh",
+            f"python docs/benchmarks/inspect_speed.py --runs {runs} --write",
+            "```",
+            "",
+            "| shape | what | median | min | max | goal | peak MB | goal |",
+            "|---|---|---:|---:|---:|---:|---:|---:|",
+            *(line(key, figures) for key, figures in rows.items()),
+            "",
+            f"Goals: {'all met' if not above else 'missed: ' + ', '.join(above)}.",
+            "",
+            environment_line(load),
+            "",
+            LIMITS.format(runs=runs),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10, help="processes of each row")
+    parser.add_argument("--write", action="store_true", help="write the page beside this script")
+    parser.add_argument("--report", metavar="DIR", help="measure one report in this process")
+    arguments = parser.parse_args()
+    if arguments.report:
+        report_once(arguments.report)
+        return
+    before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as name:
+        rows = measure(Path(name), arguments.runs)
+    text = page(rows, arguments.runs, (before, os.getloadavg()[0]))
+    print(text)
+    if arguments.write:
+        (HERE / f"inspect_{processor_slug()}_{month()}.md").write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
