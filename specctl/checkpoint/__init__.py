@@ -1,4 +1,4 @@
-"""Checkpoints as bytes on disk: directories, safetensors headers, indexes, pickles, atomic writes.
+"""Checkpoints as bytes, on disk and on hubs: headers, indexes, pickles, atomic writes.
 
 Imports neither torch nor numpy; the pickle reader is imported only when there is a pickle.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from specctl.checkpoint.checkpoint import Checkpoint, digest_file
-from specctl.checkpoint.directory import open_checkpoint
+from specctl.checkpoint.directory import DEFAULT_ACCESS, Access, open_checkpoint
 from specctl.checkpoint.source import resolve_source
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, tensor_place
 from specctl.checkpoint.writing import atomic_write, write_safetensors, write_text_atomic
 
 __all__ = [
+    "DEFAULT_ACCESS",
     "DTYPE_BITS",
+    "Access",
     "Checkpoint",
     "TensorEntry",
     "atomic_write",

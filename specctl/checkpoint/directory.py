@@ -2,7 +2,8 @@
 
 Invariants: never stops at the first problem; an exception is raised only when there is nothing to
 open at all. Choice of weights, first match wins: safetensors index, `model.safetensors`, the only
-other `*.safetensors`, pickle index, `pytorch_model.bin`. What was passed over is reported.
+other `*.safetensors`, pickle index, `pytorch_model.bin`, a heads file. What was passed over is
+reported.
 *Source:* Hugging Face file names; the index decides because readers that glob mix stray files in.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,12 +20,11 @@ from specctl.checkpoint.checkpoint import Checkpoint, Container, Layout
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.index import SHARD_NAME, Index, read_index, reconcile
 from specctl.checkpoint.json_text import read_object
-from specctl.checkpoint.safetensors_header import read_header
-from specctl.checkpoint.source import resolve_source
-from specctl.checkpoint.sources.local import LocalStore
+from specctl.checkpoint.safetensors_header import needed_bytes, read_header
+from specctl.checkpoint.sources.opening import open_store
 from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import TensorEntry, printable
-from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 
@@ -32,6 +33,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE_SINGLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
+PICKLE_HEADS = ("medusa_lm_head.pt", "hydra_lm_head.pt")  # what these two projects name their file
 
 _FileReader = Callable[[FileStore, str, Findings], tuple[list[TensorEntry], WeightFile | None]]
 
@@ -44,45 +46,72 @@ class _Weights:
     layout: Layout
 
 
+_INCOMPLETE = frozenset(("SD102", "SD108", "SD121", "SD122", "SD130"))
 _NO_WEIGHTS = _Weights(tensors={}, files=(), container="none", layout="single")
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a local checkpoint directory and read its config and every weight header.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """What the user allows while a source is read.
 
     Args:
-        path: the directory; see `resolve_source` for what else is recognised.
+        offline: open no connection; a hub source is read from the client's cache.
+        allow_pickle: pass over objects of unknown classes in a `.bin` (SD150) instead of refusing
+            the file (SD103); nothing is executed either way.
+    """
+
+    offline: bool = False
+    allow_pickle: bool = False
+
+
+DEFAULT_ACCESS = Access()
+
+
+def open_checkpoint(source: Path | str, *, access: Access = DEFAULT_ACCESS) -> Checkpoint:
+    """Open a checkpoint and read its config and every weight header.
+
+    Args:
+        source: a directory, `hf:org/name[@revision][/subfolder]` or the same with `ms:`.
+        access: what is allowed.
 
     Returns:
         The checkpoint with all diagnostics of family 1 found on the way.
 
     Raises:
         DiagnosticError: SD119 or SD120 when the path is no directory or holds neither a config
-            nor weights, SD135 when it cannot be listed.
+            nor weights, SD135 when it cannot be listed, SD136 to SD147 when a hub gives nothing.
     """
-    store = LocalStore(resolve_source(path))
+    store = open_store(source, offline=access.offline)
+    return read_store(store, where=str(source), allow_pickle=access.allow_pickle)
+
+
+def read_store(store: FileStore, *, where: str, allow_pickle: bool = False) -> Checkpoint:
+    """Read the config and every weight header of a store; see `open_checkpoint`.
+
+    Args:
+        store: the files.
+        where: the source, for diagnostics about all of it.
+        allow_pickle: see `Access`.
+    """
     findings = Findings()
     names = list(store.sizes())
     config: dict[str, Any] | None = None
     digest: str | None = None
+    store.prefetch([name for name in (CONFIG, INDEX) if name in names])
     if CONFIG in names:
         config, raw = read_object(store, CONFIG, findings)
         digest = None if raw is None else digest_bytes(raw)
-    weights = _read_weights(store, names, findings)
+    weights = _read_weights(store, names, findings, allow_pickle=allow_pickle)
+    if store.trouble is not None:
+        raise DiagnosticError(store.trouble)
     if weights.container == "none":
         if CONFIG not in names:
-            raise DiagnosticError(
-                diagnose(
-                    "SD119",
-                    where=str(path),
-                    message="the directory holds neither config.json nor weights",
-                    expected=f"{CONFIG} and {SINGLE}",
-                    found=f"{len(names)} other files",
-                )
-            )
+            raise DiagnosticError(_nothing_there(store, where, len(names)))
         findings.add(
             "SD121", where=CONFIG, message="a config without weights", expected=SINGLE, found="none"
         )
+    if any(d.code in _INCOMPLETE for d in findings.result()):
+        _report_unfinished(store, findings)
     return Checkpoint(
         store=store,
         file_names=tuple(names),
@@ -96,7 +125,36 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     )
 
 
-def _read_weights(store: FileStore, names: list[str], findings: Findings) -> _Weights:
+def _nothing_there(store: FileStore, where: str, num_names: int) -> tuple[Diagnostic, ...]:
+    findings = Findings()
+    findings.add(
+        "SD119",
+        where=where,
+        message="the directory holds neither config.json nor weights",
+        expected=f"{CONFIG} and {SINGLE}",
+        found=f"{num_names} other files",
+    )
+    _report_unfinished(store, findings)
+    return findings.result()
+
+
+def _report_unfinished(store: FileStore, findings: Findings) -> None:
+    """Say that a download was interrupted, where something is missing that it would bring."""
+    left = store.unfinished()
+    if not left:
+        return
+    findings.add(
+        "SD148",
+        where=printable(Path(left[0]).name),
+        message=f"{len(left)} files of an interrupted download are there and others are missing",
+        expected="whole files only",
+        found=", ".join(f"`{printable(path)}`" for path in left[:3]),
+    )
+
+
+def _read_weights(
+    store: FileStore, names: list[str], findings: Findings, *, allow_pickle: bool
+) -> _Weights:
     plain = [name for name in names if name.endswith(".safetensors")]
     if INDEX in names:
         index = read_index(store, INDEX, findings)
@@ -115,7 +173,7 @@ def _read_weights(store: FileStore, names: list[str], findings: Findings) -> _We
         return _Weights(tensors={}, files=(), container="safetensors", layout="sharded")
     if plain:
         return _read_unindexed(store, plain, findings)
-    return _read_pickles(store, names, findings)
+    return _read_pickles(store, names, findings, allow_pickle=allow_pickle)
 
 
 def _read_unindexed(store: FileStore, plain: list[str], findings: Findings) -> _Weights:
@@ -152,19 +210,23 @@ def _read_unindexed(store: FileStore, plain: list[str], findings: Findings) -> _
     return _Weights(tensors=tensors, files=files, container="safetensors", layout="sharded")
 
 
-def _read_pickles(store: FileStore, names: list[str], findings: Findings) -> _Weights:
-    if PICKLE_INDEX not in names and PICKLE_SINGLE not in names:
+def _read_pickles(
+    store: FileStore, names: list[str], findings: Findings, *, allow_pickle: bool
+) -> _Weights:
+    single = next((name for name in (PICKLE_SINGLE, *PICKLE_HEADS) if name in names), None)
+    if PICKLE_INDEX not in names and single is None:
         return _NO_WEIGHTS
     from specctl.checkpoint.torch_zip import read_torch_tensors
 
+    reader = partial(read_torch_tensors, allow_pickle=allow_pickle)
     if PICKLE_INDEX in names:
         index = read_index(store, PICKLE_INDEX, findings)
         if index is None:
             return _Weights(tensors={}, files=(), container="pickle", layout="sharded")
         bins = [n for n in names if n.endswith(".bin") and n.startswith("pytorch_model")]
         _report_ignored(bins, set(index.weight_map.values()), PICKLE_INDEX, findings)
-        return _read_indexed(store, index, read_torch_tensors, "pickle", findings)
-    return _read_single(store, PICKLE_SINGLE, read_torch_tensors, "pickle", findings)
+        return _read_indexed(store, index, reader, "pickle", findings)
+    return _read_single(store, single or PICKLE_SINGLE, reader, "pickle", findings)
 
 
 def _report_ignored(names: list[str], used: set[str], winner: str, findings: Findings) -> None:
@@ -182,6 +244,7 @@ def _read_files(
 ) -> tuple[list[list[TensorEntry]], tuple[WeightFile, ...]]:
     entries: list[list[TensorEntry]] = []
     files: list[WeightFile] = []
+    store.prefetch(names, needed_bytes)
     for name in names:
         found, record = reader(store, name, findings)
         entries.append(found)

@@ -1,9 +1,11 @@
 """Read the data of a pickle without executing it: our own small stack machine.
 
 Invariants: no callable named by the pickle is looked up, imported or called; classes and functions
-stay names. Only opcodes that build plain data are known. `pickletools.genops` checks every length
-against the bytes that are there, so nothing is allocated by a declared length, and memo numbers are
-dictionary keys, so a large one costs nothing.
+stay names. With placeholders allowed (`--allow-pickle`) an object of an unknown class becomes a
+`Placeholder` that keeps the name and drops the state; that executes nothing either. Only opcodes
+that build data are known. `pickletools.genops` checks every length against the bytes that are
+there, so nothing is allocated by a declared length, and memo numbers are dictionary keys, so a
+large one costs nothing.
 *Source:* Python's pickle protocol 0-5; the opcodes `torch.save` and `pickle.dumps` emit for plain
 data and state dicts.
 """
@@ -44,6 +46,13 @@ class PersistentId:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What stands for an object of an unknown class; its state was dropped."""
+
+    name: str
+
+
 Reducer = Callable[[str, tuple[Any, ...]], Any]
 
 _MARK = object()
@@ -65,10 +74,12 @@ class PickleMachine:
     Args:
         reducer: called for `name(*arguments)` in the pickle, returns the value that stands for it
             or raises `UnknownGlobalError`. It receives names, never callables.
+        has_placeholders: put a `Placeholder` where an unknown name would end the reading.
     """
 
-    def __init__(self, reducer: Reducer) -> None:
+    def __init__(self, reducer: Reducer, *, has_placeholders: bool = False) -> None:
         self._reducer = reducer
+        self._has_placeholders = has_placeholders
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
@@ -169,21 +180,61 @@ class PickleMachine:
             stack.append(PersistentId(self._pop()))
         elif name == "REDUCE":
             arguments, function = self._pop(), self._pop()
-            if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
-                raise PickleRefusedError(f"damaged pickle: call of a value at byte {position}")
-            stack.append(self._reducer(function.name, arguments))
+            stack.append(self._reduce(function, arguments, position))
         elif name == "BUILD":
             self._pop()  # attributes of a state dict (`_metadata`); plain data has none to keep
-            if not isinstance(stack[-1], dict):
+            if not isinstance(stack[-1], (dict, Placeholder)):
                 raise PickleRefusedError(f"sets the state of an object at byte {position}")
+        elif self._has_placeholders:
+            self._step_unknown(name, argument, position)
+        else:
+            raise PickleRefusedError(f"uses the opcode {name} at byte {position}")
+
+    def _reduce(self, function: Any, arguments: Any, position: int | None) -> Any:
+        if isinstance(function, Placeholder):
+            return function
+        if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
+            raise PickleRefusedError(f"damaged pickle: call of a value at byte {position}")
+        try:
+            return self._reducer(function.name, arguments)
+        except UnknownGlobalError as error:
+            if not self._has_placeholders:
+                raise
+            return Placeholder(error.name)
+
+    def _step_unknown(self, name: str, argument: Any, position: int | None) -> None:
+        """Put a placeholder for what a plain table has no use for: objects and sets."""
+        stack = self._stack
+        if name in ("NEWOBJ", "NEWOBJ_EX"):
+            for _ in range(1 if name == "NEWOBJ" else 2):
+                self._pop()
+            stack.append(Placeholder(_class_name(self._pop())))
+        elif name == "OBJ":
+            stack.append(Placeholder(_class_name(self._pop_to_mark()[0])))
+        elif name == "INST":
+            self._pop_to_mark()
+            stack.append(Placeholder(argument.replace(" ", ".")))
+        elif name == "EMPTY_SET":
+            stack.append(Placeholder("set"))
+        elif name == "FROZENSET":
+            self._pop_to_mark()
+            stack.append(Placeholder("frozenset"))
+        elif name == "ADDITEMS":
+            self._pop_to_mark()
         else:
             raise PickleRefusedError(f"uses the opcode {name} at byte {position}")
 
     def _target(self, kind: type[Any]) -> Any:
         target = self._stack[-1]
+        if isinstance(target, Placeholder):
+            return kind()  # items of an object that is passed over
         if type(target) is not kind:
             raise PickleRefusedError(f"damaged pickle: {kind.__name__} expected")
         return target
+
+
+def _class_name(value: Any) -> str:
+    return value.name if isinstance(value, (GlobalName, Placeholder)) else type(value).__name__
 
 
 def _key(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Turn what the user wrote as SOURCE into a directory on this disk.
 
-The seam for hub sources: a later reader adds a download here, callers keep one signature.
+Hub sources never come here: `sources.opening` tells them by their prefix. What looks like one
+without it is named (SD120), not guessed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from pathlib import Path
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-_HUB_URLS = ("https://", "http://", "hf://", "ms://", "hf:", "ms:")
+_HUB_URL = re.compile(
+    r"(?:https?://(?:www\.)?(?P<host>huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.cn)/(?:models/)?"
+    r"|(?P<scheme>hf|ms)://)(?P<id>[\w.-]+/[\w.-]+)"
+)
+_URLS = ("https://", "http://", "hf://", "ms://", "hf:", "ms:")
 
 
 def resolve_source(source: Path | str) -> Path:
@@ -52,17 +57,15 @@ def resolve_source(source: Path | str) -> Path:
                 help=f"Pass the directory: `{path.parent}`",
             )
         )
-    if isinstance(source, str) and (text.startswith(_HUB_URLS) or _HUB_ID.fullmatch(text)):
-        name = text.partition("@")[0].rstrip("/")
-        directory = name.rpartition("/")[2] or "checkpoint"
+    if isinstance(source, str) and (text.startswith(_URLS) or _HUB_ID.fullmatch(text)):
         raise DiagnosticError(
             diagnose(
                 "SD120",
                 where=_place(text),
-                message="no such directory; it looks like a hub id, and only local directories "
-                "are read in this version",
-                help=f"Download it first: `hf download {name} --local-dir {directory}`, "
-                f"then pass `{directory}`",
+                message="no such directory; it looks like a repository of a hub",
+                expected="a directory, or hf:org/name or ms:org/name",
+                found=_place(text),
+                help=_spelling(text),
             )
         )
     raise DiagnosticError(
@@ -74,6 +77,17 @@ def resolve_source(source: Path | str) -> Path:
             found="nothing at this path",
         )
     )
+
+
+def _spelling(text: str) -> str | None:
+    """Return what to write instead, None when the text does not say enough."""
+    url = _HUB_URL.match(text)
+    if url is not None:
+        is_modelscope = "modelscope" in (url["host"] or "") or url["scheme"] == "ms"
+        return f"Write `{'ms' if is_modelscope else 'hf'}:{url['id']}`"
+    if _HUB_ID.fullmatch(text):
+        return f"Write `hf:{text}` for Hugging Face or `ms:{text}` for ModelScope"
+    return None
 
 
 def _place(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from specctl.checkpoint.pickle_machine import (
     PersistentId,
     PickleMachine,
     PickleRefusedError,
+    Placeholder,
     UnknownGlobalError,
 )
 from specctl.checkpoint.sniff import SNIFF_BYTES, content_name, report_foreign
@@ -48,6 +49,7 @@ _STORAGES: MappingProxyType[str, str] = MappingProxyType(
     }
 )
 T = TypeVar("T")
+_LOCAL_HEADER_BYTES = 30
 _ZIP_ERRORS = (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, KeyError)
 
 
@@ -144,8 +146,12 @@ class TorchArchive:
     def __exit__(self, *_: object) -> None:
         self._zip.close()
 
-    def load(self) -> Any:
-        """Return the pickled object with `PickledTensor` in place of tensors."""
+    def load(self, *, has_placeholders: bool = False) -> Any:
+        """Return the pickled object with `PickledTensor` in place of tensors.
+
+        Args:
+            has_placeholders: put a `Placeholder` where an unknown name would end the reading.
+        """
         info = self._stored(self._pickle_name)
         if info.file_size > MAX_PICKLE_BYTES:
             raise PickleRefusedError(f"`{info.filename}` has {info.file_size} bytes")
@@ -155,7 +161,19 @@ class TorchArchive:
             order = self._stored(order_name)
             if order.file_size > 16 or self._zip.read(order).strip() != b"little":
                 raise PickleRefusedError("the archive is not little-endian")
-        return PickleMachine(reduce_plain).run(self._zip.read(info))
+        machine = PickleMachine(reduce_plain, has_placeholders=has_placeholders)
+        return machine.run(self._zip.read(info))
+
+    def expect(self, tensors: Iterable[PickledTensor]) -> None:
+        """Get the local headers of the tensors' storages, which `byte_range` reads one by one.
+
+        Raises:
+            DiagnosticError: SD149 when they are on a hub and too many.
+        """
+        names = {f"{self._prefix}data/{tensor.storage_key}" for tensor in tensors}
+        infos = (self._zip.NameToInfo.get(name) for name in sorted(names))
+        places = sorted(info.header_offset for info in infos if info is not None)
+        self._file.expect([(place, place + _LOCAL_HEADER_BYTES) for place in places])
 
     def _stored(self, name: str) -> zipfile.ZipInfo:
         info = self._zip.NameToInfo.get(name)
@@ -192,12 +210,13 @@ class TorchArchive:
     def _data_start(self, info: zipfile.ZipInfo) -> int:
         # The local header repeats name and extra field with lengths of its own (torch pads the
         # extra field to align the data), so the directory's lengths cannot be used.
-        local = self._file.read_at(info.header_offset, info.header_offset + 30)
-        if len(local) != 30 or local[:4] != b"PK\x03\x04":
+        begin = info.header_offset
+        local = self._file.read_at(begin, begin + _LOCAL_HEADER_BYTES)
+        if len(local) != _LOCAL_HEADER_BYTES or local[:4] != b"PK\x03\x04":
             raise PickleRefusedError(f"`{printable(info.filename)}` has no local header")
         name_length = int.from_bytes(local[26:28], "little")
         extra_length = int.from_bytes(local[28:30], "little")
-        start = info.header_offset + 30 + name_length + extra_length
+        start = begin + _LOCAL_HEADER_BYTES + name_length + extra_length
         if start + info.file_size > self._file.size:
             raise PickleRefusedError(f"`{printable(info.filename)}` ends after the file does")
         return start
@@ -266,11 +285,16 @@ def _report_not_zip(head: bytes, size: int, file: str, findings: Findings) -> No
 
 
 def read_torch_tensors(
-    store: FileStore, file: str, findings: Findings
+    store: FileStore, file: str, findings: Findings, *, allow_pickle: bool = False
 ) -> tuple[list[TensorEntry], WeightFile | None]:
     """Return the tensors of a PyTorch zip that holds a flat state dict; see `read_header`.
 
-    Diagnostics: SD103, SD105 to SD107, SD131, SD132 and what the store reports (SD135).
+    Args:
+        store: holds the file.
+        file: its name.
+        findings: receives SD103, SD105 to SD107, SD131, SD132, SD150 and what the store reports.
+        allow_pickle: pass over objects of unknown classes (SD150) instead of refusing the file
+            (SD103); neither executes anything.
     """
 
     def use(archive: TorchArchive, stored: StoredFile) -> tuple[list[TensorEntry], WeightFile]:
@@ -279,14 +303,31 @@ def read_torch_tensors(
             size_bytes=stored.size,
             header_digest=archive.directory_digest(),
         )
-        table = archive.load()
+        table = archive.load(has_placeholders=allow_pickle)
         if not isinstance(table, dict):
             raise PickleRefusedError(f"holds a {type(table).__name__}, not a table of tensors")
+        if allow_pickle:
+            table = _without_unknown(table, file, findings)
+        archive.expect(v for v in table.values() if isinstance(v, PickledTensor))
         entries = [_table_entry(archive, k, v, file, findings) for k, v in table.items()]
         return [e for e in entries if e is not None], record
 
     result = with_archive(store, file, findings, use)
     return ([], None) if result is None else result
+
+
+def _without_unknown(table: dict[Any, Any], file: str, findings: Findings) -> dict[Any, Any]:
+    unknown = {k: v.name for k, v in table.items() if isinstance(v, (GlobalName, Placeholder))}
+    if unknown:
+        names = sorted(set(unknown.values()))
+        findings.add(
+            "SD150",
+            where=file,
+            message=f"{len(unknown)} entries of unknown classes were passed over",
+            expected="tensors only",
+            found=", ".join(f"`{printable(name)}`" for name in names[:6]),
+        )
+    return {key: value for key, value in table.items() if key not in unknown}
 
 
 def _table_entry(

@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
+_HF_DOWNLOADS = ".cache/huggingface/download"
+_MODELSCOPE_DOWNLOADS = "._____temp"
+_UNFINISHED = (".incomplete", ".parallel_tmp", ".aria2", ".crdownload", ".part", ".partial")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -63,6 +66,9 @@ class LocalFile:
             raise _refused(self._where, error) from error
         return data
 
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: a read of this disk is not worth hiding."""
+
     def close(self) -> None:
         """Close the descriptor."""
         if self._descriptor >= 0:
@@ -86,21 +92,36 @@ class LocalFile:
 class LocalStore:
     """The files in one directory."""
 
-    def __init__(self, root: Path) -> None:
-        """Stand for `root`; nothing is read yet."""
+    trouble: Diagnostic | None = None
+
+    def __init__(
+        self, root: Path, *, identity: str | None = None, revision: str | None = None
+    ) -> None:
+        """Stand for `root`; nothing is read yet.
+
+        Args:
+            root: the directory.
+            identity: what diagnostics call it; the directory when None.
+            revision: what the hub's client says; the commit of a snapshot's path when None.
+        """
         self.root = root
+        self.identity = str(root) if identity is None else identity
+        self._snapshot = _snapshot_of(root)
+        is_commit = self._snapshot is not None and _COMMIT.fullmatch(self._snapshot.name)
+        commit = self._snapshot.name if self._snapshot is not None and is_commit else None
+        self.revision = commit if revision is None else revision
 
-    @property
-    def identity(self) -> str:
-        """The directory as it was given."""
-        return str(self.root)
-
-    @property
-    def revision(self) -> str | None:
-        """Commit of a hub cache's `snapshots/COMMIT` directory, else None."""
-        home = self.root.absolute()
-        is_snapshot = home.parent.name == "snapshots" and _COMMIT.fullmatch(home.name)
-        return home.name if is_snapshot else None
+    def unfinished(self) -> tuple[str, ...]:
+        """Return what interrupted downloads left in the directory and in its hub cache."""
+        places = [self.root, self.root / _HF_DOWNLOADS, self.root / _MODELSCOPE_DOWNLOADS]
+        if self._snapshot is not None:
+            places.append(self._snapshot.parents[1] / "blobs")
+        return tuple(
+            str(path)
+            for place in places
+            for path in _children(place)
+            if path.name.endswith(_UNFINISHED) or place.name == _MODELSCOPE_DOWNLOADS
+        )
 
     def sizes(self) -> Mapping[str, int]:
         """Return names (without hidden ones, sorted) and sizes; SD135."""
@@ -133,8 +154,8 @@ class LocalStore:
         except (OSError, ValueError, RuntimeError):
             return "cannot be resolved"
         roots = [home]
-        if home.parent.name == "snapshots":
-            roots.append(home.parent.parent / "blobs")
+        if self._snapshot is not None:
+            roots.append(self._snapshot.resolve().parents[1] / "blobs")
         if any(target.is_relative_to(root) for root in roots):
             return None
         return "is a link that leaves the directory"
@@ -143,7 +164,7 @@ class LocalStore:
         """Open a file for reading ranges; SD135."""
         return LocalFile(self.root / name, where=name)
 
-    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int]) -> None:
+    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int] | None = None) -> None:
         """Do nothing: a read of this disk is not worth hiding."""
 
     def local_path(self, name: str) -> Path | None:
@@ -153,6 +174,22 @@ class LocalStore:
     def fetch(self, name: str) -> Path:
         """Return the file's path."""
         return self.root / name
+
+
+def _snapshot_of(root: Path) -> Path | None:
+    """Return the `snapshots/REVISION` directory of a hub cache at or above `root`."""
+    home = root.absolute()
+    for place in (home, *home.parents):
+        if place.parent.name == "snapshots" and place.parent != place:
+            return place
+    return None
+
+
+def _children(place: Path) -> list[Path]:
+    try:
+        return sorted(place.iterdir())
+    except OSError:  # absent, as it usually is
+        return []
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from specctl.contract.diagnostics import Diagnostic
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -31,6 +33,13 @@ class StoredFile(Protocol):
 
         Raises:
             DiagnosticError: SD135, or what the hub answered.
+        """
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Get many small ranges that are read next, where waiting for each would be slow.
+
+        Raises:
+            DiagnosticError: SD149 when they are too many, or what the hub answered.
         """
 
     def close(self) -> None:
@@ -63,6 +72,13 @@ class FileStore(Protocol):
     def root(self) -> Path | None:
         """The directory of a local store."""
 
+    @property
+    def trouble(self) -> Diagnostic | None:
+        """Why nothing more can be read, None while all is well."""
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Return what interrupted downloads left, as paths for the user to look at."""
+
     def sizes(self) -> Mapping[str, int]:
         """Return the names directly in the directory, sorted and without hidden ones, and sizes.
 
@@ -83,14 +99,15 @@ class FileStore(Protocol):
             DiagnosticError: SD135, or what the hub answered.
         """
 
-    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int]) -> None:
+    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int] | None = None) -> None:
         """Get the beginnings of files that are opened next, where waiting for each would be slow.
 
         Raises nothing: the file is asked again when it is opened, and that says what is wrong.
 
         Args:
             names: the files.
-            needed: from the first `PREFETCH_BYTES` of one, how many bytes will be read.
+            needed: from the first `PREFETCH_BYTES` of one, how many bytes will be read; None
+                for all of them.
         """
 
     def local_path(self, name: str) -> Path | None:

@@ -31,7 +31,8 @@ CODES: tuple[Code, ...] = (
         summary="A pickle refers to a class or function outside the plain tensor set.",
         why="Loading such a file runs code chosen by whoever wrote it; this reader executes "
         "nothing and knows only tensors, parameters and ordered dictionaries.",
-        fix="Load it once in a sandbox you trust and save the plain tensors as safetensors",
+        fix="Save the plain tensors as safetensors in a sandbox; `--allow-pickle` reads the "
+        "tensors and passes over the rest, still without running anything",
     ),
     Code(
         code="SD104",
@@ -167,17 +168,17 @@ CODES: tuple[Code, ...] = (
         code="SD119",
         slug="source-unusable",
         severity="error",
-        summary="The source is not a directory with a config.json or weights.",
+        summary="The source is not a directory or repository with a config.json or weights.",
         why="There is nothing to read.",
-        fix="Pass the directory that holds config.json and the safetensors files",
+        fix="Pass the directory that holds config.json and the safetensors files, or `hf:org/name`",
     ),
     Code(
         code="SD120",
         slug="source-not-local",
         severity="error",
-        summary="The source looks like a hub id, and only local directories are read.",
-        why="This version opens no network connection.",
-        fix="Download it first (`hf download ORG/NAME --local-dir DIR`) and pass the directory",
+        summary="There is no such directory, and the text looks like a repository of a hub.",
+        why="Which hub is meant, and whether one is meant at all, is not guessed.",
+        fix="Write `hf:org/name` for Hugging Face or `ms:org/name` for ModelScope",
     ),
     Code(
         code="SD121",

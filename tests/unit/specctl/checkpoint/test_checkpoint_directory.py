@@ -318,7 +318,8 @@ def test_sources_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monke
         "SD120",
         code_of("org/name")[1],
     )
-    assert "hf download org/name --local-dir name" in code_of("org/name")[1]
+    assert "Write `hf:org/name`" in code_of("org/name")[1]
+    assert "Write `ms:org/name`" in code_of("https://modelscope.cn/models/org/name")[1]
     assert code_of("https://huggingface.co/org/name")[0] == "SD120"
     assert code_of("org/name@main")[0] == "SD120"
     assert code_of("./org/name")[0] == "SD119"

@@ -1,0 +1,63 @@
+"""From what the user wrote as SOURCE to the files it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specctl.checkpoint.source import resolve_source
+from specctl.checkpoint.sources.hub import HubError, HubName, is_hub_source, parse_hub_name
+from specctl.checkpoint.sources.local import LocalStore
+from specctl.checkpoint.sources.ranges import Pause, with_retries
+from specctl.checkpoint.sources.remote import RemoteStore
+from specctl.checkpoint.sources.store import FileStore
+from specctl.contract.diagnostics import DiagnosticError
+
+
+def open_store(
+    source: Path | str, *, offline: bool = False, pause: Pause | None = None
+) -> FileStore:
+    """Return the files that a source means; asks a hub for its list of files.
+
+    Args:
+        source: a directory, `hf:org/name[@revision][/subfolder]` or the same with `ms:`.
+        offline: open no connection; a hub source is read from the client's cache.
+        pause: waits between attempts; None really waits.
+
+    Raises:
+        DiagnosticError: SD119, SD120 for a path, SD136 to SD147 for a hub source.
+    """
+    if not isinstance(source, str) or not is_hub_source(source):
+        return LocalStore(resolve_source(source))
+    name = parse_hub_name(source)
+    try:
+        return _open_hub(name, offline, pause)
+    except HubError as error:
+        raise DiagnosticError(error.diagnostic(source)) from error
+
+
+def _open_hub(name: HubName, offline: bool, pause: Pause | None) -> FileStore:
+    import time
+
+    wait = time.sleep if pause is None else pause
+    if name.kind == "hf":
+        from specctl.checkpoint.sources.huggingface import HuggingFaceHub
+
+        hub: HuggingFaceHub | ModelScopeHub = HuggingFaceHub(name)
+    else:
+        from specctl.checkpoint.sources.modelscope import ModelScopeHub
+
+        hub = ModelScopeHub(name)
+    if offline or hub.is_offline:
+        root, revision = hub.snapshot()
+        return LocalStore(root, identity=name.text(revision), revision=revision)
+    store = RemoteStore(hub, with_retries(hub.listing, wait), pause=wait)
+    if not store.sizes():
+        raise HubError(
+            "file",
+            f"`{name.subfolder}` is not a directory of the repository"
+            if name.subfolder
+            else "the repository holds no files",
+            expected="config.json and weights",
+            found="no files",
+        )
+    return store
