@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from specctl import checks, formats
-from specctl.checkpoint import Checkpoint, open_checkpoint
+from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
 
@@ -54,13 +54,17 @@ class Pair:
     diagnostics: tuple[Diagnostic, ...]
 
 
-def load(source: str) -> Loaded:
+def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
     """Open one source and check it alone.
 
+    Args:
+        source: a directory, or `hf:org/name[@revision][/subfolder]`, or the same with `ms:`.
+        access: what is allowed while it is read.
+
     Raises:
-        DiagnosticError: SD119, SD120, SD135 (there is nothing to open).
+        DiagnosticError: SD119, SD120, SD135 (there is nothing to open), SD136 to SD147 (hubs).
     """
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, access=access)
     detection = formats.detect(checkpoint)
     findings = [*checkpoint.diagnostics, *detection.diagnostics]
     draft: DraftCheckpoint | None = None
