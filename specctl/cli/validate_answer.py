@@ -14,7 +14,6 @@ import msgspec
 from specctl.cli import output, render
 from specctl.cli.inspect_text import counts_text
 from specctl.cli.output import Format
-from specctl.contract.text import printable
 from specctl.ops.places import Place, find_places
 from specctl.ops.report import (
     FindingLine,
@@ -59,18 +58,18 @@ def _summary(report: ValidateReport) -> str:
 
 def _headline(result: ValidateResult) -> str:
     kind = " ".join(filter(None, (result.kind, result.format))) or "unknown"
-    against = f", for {printable(result.target)}" if result.target else ""
+    against = f", for {result.target}" if result.target else ""
     num_errors, num_warnings, num_infos = count_severities(result.diagnostics)
     found = counts_text(num_errors, num_warnings, num_infos)
     is_clean = not num_errors and not num_warnings
     state = f"clean{f', {found}' if num_infos else ''}" if is_clean else found
-    return f"{printable(result.source)}: {kind}{against}: {state}"
+    return f"{result.source}: {kind}{against}: {state}"
 
 
 def _expected(report: ValidateReport) -> _Lines:
     mismatches = report.mismatches or ()
     for mismatch in mismatches:
-        yield f"{printable(mismatch.source)}: {mismatch.problem}"
+        yield f"{mismatch.source}: {mismatch.problem}"
         if mismatch.expected is not None:
             found = "nothing" if mismatch.found is None else " ".join(mismatch.found) or "no code"
             yield f"   expected: {' '.join(mismatch.expected) or 'no code'}"
@@ -81,7 +80,7 @@ def _expected(report: ValidateReport) -> _Lines:
 def _concise(report: ValidateReport) -> _Lines:
     if report.mismatches is not None:
         for mismatch in report.mismatches:
-            yield f"{printable(mismatch.source)}: {mismatch.problem}"
+            yield f"{mismatch.source}: {mismatch.problem}"
         return
     places = places_of(report)
     for result in report.results:

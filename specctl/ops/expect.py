@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.text import printable
 from specctl.ops.discover import EXPECTATION_NAME
 from specctl.ops.report import Mismatch, ValidateResult
 
@@ -101,7 +102,9 @@ def compare(results: Iterable[ValidateResult], expectations: Expectations) -> tu
     for key, (source, codes) in found.items():
         if key not in expectations:
             problem = "is not in the list"
-            mismatches.append(Mismatch(source=source, expected=None, found=codes, problem=problem))
+            mismatches.append(
+                Mismatch(source=printable(source), expected=None, found=codes, problem=problem)
+            )
             continue
         expected = tuple(sorted(set(expectations[key].codes)))
         if expected != codes:
@@ -113,11 +116,11 @@ def compare(results: Iterable[ValidateResult], expectations: Expectations) -> tu
                 if items
             )
             mismatches.append(
-                Mismatch(source=source, expected=expected, found=codes, problem=problem)
+                Mismatch(source=printable(source), expected=expected, found=codes, problem=problem)
             )
     mismatches += [
         Mismatch(
-            source=key,
+            source=printable(key),
             expected=tuple(sorted(set(entry.codes))),
             found=None,
             problem="is listed and was not found",

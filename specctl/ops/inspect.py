@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Origin, TensorRef, find_origin
+from specctl.contract.text import printable
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.speculators import target_name
@@ -103,7 +104,7 @@ def _report(loaded: Loaded, other: Loaded | None, rules: SeverityRules) -> Inspe
 
 def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectReport:
     nothing = Source(
-        path=source,
+        path=printable(source),
         role=None,
         format=None,
         architecture=None,
@@ -127,7 +128,7 @@ def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectRep
 def _source(loaded: Loaded) -> Source:
     facts = loaded.draft or loaded.target
     return Source(
-        path=loaded.source,
+        path=printable(loaded.source),
         role=loaded.detection.role,
         format=loaded.detection.format,
         architecture=None if facts is None else facts.architecture,

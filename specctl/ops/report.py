@@ -13,6 +13,7 @@ import msgspec
 
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import TensorRef
+from specctl.contract.text import printable
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,12 +277,12 @@ class ValidateReport(_Report, frozen=True, kw_only=True):
 
 
 def finding(diagnostic: Diagnostic) -> Finding:
-    """Return the published form of a diagnostic."""
+    """Return the published form of a diagnostic; its place is text for any name of a directory."""
     return Finding(
         code=diagnostic.code,
         severity=diagnostic.severity,
         slug=diagnostic.slug,
-        where=diagnostic.where,
+        where=printable(diagnostic.where),
         message=diagnostic.message,
         expected=diagnostic.expected,
         found=diagnostic.found,

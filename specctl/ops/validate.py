@@ -17,6 +17,7 @@ import msgspec
 
 from specctl.contract.codec import load_manifest, verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.contract.text import printable
 from specctl.ops.discover import Found, discover_all
 from specctl.ops.engines import engine_findings
 from specctl.ops.expect import Expectations, compare, read_expectations
@@ -142,7 +143,7 @@ def _report(
     mismatches = None if expectations is None else compare(results, expectations)
     is_quiet = not num_errors and not num_warnings and is_expected
     return ValidateReport(
-        results=results,
+        results=tuple(map(_printable, results)),
         num_errors=num_errors,
         num_warnings=num_warnings,
         num_infos=num_infos,
@@ -150,6 +151,12 @@ def _report(
         is_clean=is_quiet if mismatches is None else not mismatches,
         mismatches=mismatches,
     )
+
+
+def _printable(result: ValidateResult) -> ValidateResult:
+    """Return the result with names that any terminal, JSON or XML document can hold."""
+    target = None if result.target is None else printable(result.target)
+    return msgspec.structs.replace(result, source=printable(result.source), target=target)
 
 
 def check_manifest_file(path: str) -> tuple[Diagnostic, ...]:
