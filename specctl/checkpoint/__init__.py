@@ -10,6 +10,7 @@ from pathlib import Path
 from specctl.checkpoint.checkpoint import Checkpoint, digest_file
 from specctl.checkpoint.directory import DEFAULT_ACCESS, Access, open_checkpoint
 from specctl.checkpoint.source import resolve_source
+from specctl.checkpoint.sources.hub import is_hub_source
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, tensor_place
 from specctl.checkpoint.writing import atomic_write, write_safetensors, write_text_atomic
 
@@ -21,6 +22,7 @@ __all__ = [
     "TensorEntry",
     "atomic_write",
     "digest_file",
+    "is_hub_source",
     "open_checkpoint",
     "read_pt_ints",
     "resolve_source",

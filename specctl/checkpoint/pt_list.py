@@ -12,7 +12,7 @@ from specctl.checkpoint.checkpoint import MAX_ID_LIST_BYTES
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.pickle_machine import PickleRefusedError
 from specctl.checkpoint.sources.local import LocalStore
-from specctl.checkpoint.sources.store import StoredFile
+from specctl.checkpoint.sources.store import FileStore, StoredFile
 from specctl.checkpoint.tensor_entry import place, unpack_ints
 from specctl.checkpoint.torch_zip import PickledTensor, TorchArchive, with_archive
 from specctl.contract.diagnostics import DiagnosticError
@@ -27,16 +27,31 @@ def read_pt_ints(path: Path | str) -> tuple[int, ...]:
         DiagnosticError: SD103, SD105 to SD107, SD131, SD132, SD133 or SD135.
     """
     path = Path(path)
-    file = path.name
+    return read_stored_ints(LocalStore(path.parent), path.name)
+
+
+def read_stored_ints(store: FileStore, file: str, *, entry: str | None = None) -> tuple[int, ...]:
+    """Return the integers of a `.pt` file of a store, executing nothing.
+
+    Args:
+        store: where the file is.
+        file: its name.
+        entry: key of the list when the file holds a dictionary.
+
+    Raises:
+        DiagnosticError: as `read_pt_ints`.
+    """
     findings = Findings()
 
     def use(archive: TorchArchive, stored: StoredFile) -> tuple[int, ...] | None:
         value = archive.load()
+        if entry is not None and isinstance(value, dict):
+            value = value.get(entry)
         if isinstance(value, PickledTensor):
             return _tensor_ints(stored, archive, value, file, findings)
         return _list_ints(value, file, findings)
 
-    values = with_archive(LocalStore(path.parent), file, findings, use)
+    values = with_archive(store, file, findings, use)
     if values is None:
         raise DiagnosticError(findings.result())
     return values

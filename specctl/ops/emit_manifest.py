@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from specctl import __version__, formats
+from specctl.checkpoint import DEFAULT_ACCESS, Access
 from specctl.contract.consistency import check_manifest
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.contract.fingerprint import fingerprint
@@ -77,6 +78,7 @@ def emit_manifest(
     num_speculative_tokens: int | None = None,
     aux_layer_ids: Sequence[int] | None = None,
     aux_numbering: Literal["output", "boundary"] | None = None,
+    access: Access = DEFAULT_ACCESS,
 ) -> Manifest:
     """Return the manifest of a target, with or without a draft; see `build_manifest`.
 
@@ -88,6 +90,7 @@ def emit_manifest(
         num_speculative_tokens: draft tokens for each round.
         aux_layer_ids: captured layers, counted as `aux_numbering` says (default: `output`).
         aux_numbering: what the ids count.
+        access: what is allowed while the sources are read.
 
     Raises:
         DiagnosticError: every finding, when one of them is an error.
@@ -98,11 +101,18 @@ def emit_manifest(
         aux_layer_ids=None if aux_layer_ids is None else tuple(aux_layer_ids),
         aux_numbering=aux_numbering,
     )
-    return build_manifest(target, draft, given=given, manifest_dir=manifest_dir).manifest
+    return build_manifest(
+        target, draft, given=given, manifest_dir=manifest_dir, access=access
+    ).manifest
 
 
 def build_manifest(
-    target: str, draft: str | None, *, given: Given, manifest_dir: Path | None = None
+    target: str,
+    draft: str | None,
+    *,
+    given: Given,
+    manifest_dir: Path | None = None,
+    access: Access = DEFAULT_ACCESS,
 ) -> Emission:
     """Return the manifest and its warnings.
 
@@ -111,17 +121,20 @@ def build_manifest(
         draft: directory of the draft, None for a target-only manifest.
         given: what the user states.
         manifest_dir: where the file will stand; the current directory when None.
+        access: what is allowed while the sources are read.
 
     Raises:
         DiagnosticError: every finding, when one of them is an error.
     """
     directory = (manifest_dir or Path.cwd()).resolve()
-    loaded = load(target)
+    loaded = load(target, access=access)
     if draft is None:
         findings: list[Diagnostic] = [*loaded.diagnostics, *_unused(given)]
         facts = _need_target(loaded.target, loaded.detection.role, target, findings)
-        return _assemble(_Parts(target=facts, target_source=target), directory, findings)
-    pair = fit(load(draft), loaded)
+        revision = loaded.checkpoint.revision
+        parts = _Parts(target=facts, target_source=target, target_revision=revision)
+        return _assemble(parts, directory, findings)
+    pair = fit(load(draft, access=access), loaded)
     if pair.draft.draft is None or loaded.target is None:
         raise _refusal([*loaded.diagnostics, *pair.diagnostics])
     token_map, problems = None, list[Diagnostic]()
@@ -134,8 +147,10 @@ def build_manifest(
     parts = _Parts(
         target=loaded.target,
         target_source=target,
+        target_revision=loaded.checkpoint.revision,
         draft=pair.draft.draft,
         draft_source=draft,
+        draft_revision=pair.draft.checkpoint.revision,
         token_map=token_map,
     )
     return _assemble(parts, directory, findings)
@@ -145,8 +160,10 @@ def build_manifest(
 class _Parts:
     target: TargetCheckpoint
     target_source: str
+    target_revision: str | None
     draft: DraftCheckpoint | None = None
     draft_source: str = ""
+    draft_revision: str | None = None
     token_map: TokenMap | None = None
 
 
@@ -231,13 +248,17 @@ def _ids(draft: DraftCheckpoint) -> list[int]:
 
 def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emission:
     target = parts.target.to_target(
-        source=portable_path(parts.target_source, directory), revision=None
+        source=portable_path(parts.target_source, directory), revision=parts.target_revision
     )
     draft, geometry, sharing = _draft_sections(parts, directory, findings)
     if has_errors(findings) or target is None:
         raise _refusal(findings or [_open_facts(parts.target_source)])
     vocabulary, problems = vocabulary_section(
-        target, parts.draft, token_map=parts.token_map, directory=directory
+        target,
+        parts.draft,
+        draft_source=parts.draft_source,
+        token_map=parts.token_map,
+        directory=directory,
     )
     findings += problems
     if has_errors(findings):
@@ -281,7 +302,9 @@ def _draft_sections(
     facts = parts.draft
     if facts is None:
         return None, NO_DRAFT_GEOMETRY, None
-    draft = facts.to_draft(source=portable_path(parts.draft_source, directory), revision=None)
+    draft = facts.to_draft(
+        source=portable_path(parts.draft_source, directory), revision=parts.draft_revision
+    )
     if facts.geometry is None:
         findings[:] = [d for d in findings if d.code != "SD301"]
         findings.append(

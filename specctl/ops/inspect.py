@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from specctl.checkpoint import DEFAULT_ACCESS, Access
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Origin, TensorRef, find_origin
 from specctl.contract.text import printable
@@ -57,25 +58,34 @@ class Inspected:
 
 
 def inspect(
-    source: str, target: str | None = None, *, rules: SeverityRules = USUAL
+    source: str,
+    target: str | None = None,
+    *,
+    rules: SeverityRules = USUAL,
+    access: Access = DEFAULT_ACCESS,
 ) -> InspectReport:
     """Return the facts and findings of a source; without facts when there is nothing to open.
 
     Args:
-        source: directory of a draft or target.
-        target: directory of the target that a draft is for.
+        source: directory or hub source of a draft or target.
+        target: that of the target that a draft is for.
         rules: severities of this run.
+        access: what is allowed while they are read.
     """
-    return inspect_with_map(source, target, rules=rules).report
+    return inspect_with_map(source, target, rules=rules, access=access).report
 
 
 def inspect_with_map(
-    source: str, target: str | None = None, *, rules: SeverityRules = USUAL
+    source: str,
+    target: str | None = None,
+    *,
+    rules: SeverityRules = USUAL,
+    access: Access = DEFAULT_ACCESS,
 ) -> Inspected:
     """Return what `inspect` does and the vocabulary map itself, for a picture of it."""
     try:
-        loaded = load(source)
-        other = None if target is None else load(target)
+        loaded = load(source, access=access)
+        other = None if target is None else load(target, access=access)
     except DiagnosticError as error:
         found = rules.apply(error.diagnostics)
         return Inspected(report=_without_facts(source, found), draft_to_target=None)
@@ -105,6 +115,7 @@ def _report(loaded: Loaded, other: Loaded | None, rules: SeverityRules) -> Inspe
 def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectReport:
     nothing = Source(
         path=printable(source),
+        revision=None,
         role=None,
         format=None,
         architecture=None,
@@ -129,6 +140,7 @@ def _source(loaded: Loaded) -> Source:
     facts = loaded.draft or loaded.target
     return Source(
         path=printable(loaded.source),
+        revision=loaded.checkpoint.revision,
         role=loaded.detection.role,
         format=loaded.detection.format,
         architecture=None if facts is None else facts.architecture,

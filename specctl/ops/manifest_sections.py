@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from specctl.checkpoint import is_hub_source
 from specctl.contract.consistency import origin_paths
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import (
@@ -53,7 +54,12 @@ RULE_ORIGINS: Mapping[str, Origin] = {
 
 
 def portable_path(source: str, directory: Path) -> str:
-    """Return a path as the manifest writes it: relative inside its directory, else absolute."""
+    """Return a source as the manifest writes it: relative inside its directory, else absolute.
+
+    A hub source stays as it is.
+    """
+    if is_hub_source(source):
+        return source
     path = Path(source).expanduser().resolve()
     if path.is_relative_to(directory):
         return path.relative_to(directory).as_posix()
@@ -64,6 +70,7 @@ def vocabulary_section(
     target: Target,
     draft: DraftCheckpoint | None,
     *,
+    draft_source: str,
     token_map: TokenMap | None,
     directory: Path,
 ) -> tuple[Vocabulary, tuple[Diagnostic, ...]]:
@@ -72,6 +79,7 @@ def vocabulary_section(
     Args:
         target: the finished section.
         draft: facts without errors, None for a target-only manifest.
+        draft_source: the draft as the user wrote it, for places.
         token_map: map given by the user.
         directory: where the manifest will stand.
     """
@@ -85,7 +93,7 @@ def vocabulary_section(
         map_tensor = draft.tensors.get("d2t")
     problems: tuple[Diagnostic, ...] = ()
     if ids is None and draft is not None and draft.has_own_head:
-        problems = _other_rows(draft, size)
+        problems = _other_rows(draft, draft_source, size)
     section = Vocabulary(
         target_vocab_size=size,
         draft_vocab_size=size if ids is None else len(ids),
@@ -101,14 +109,15 @@ def vocabulary_section(
     return section, problems
 
 
-def _other_rows(draft: DraftCheckpoint, size: int) -> tuple[Diagnostic, ...]:
-    rows = draft.tensors["head"].shape[0]
+def _other_rows(draft: DraftCheckpoint, source: str, size: int) -> tuple[Diagnostic, ...]:
+    head = draft.tensors["head"]
+    rows = head.shape[0]
     if rows == size:
         return ()
     return (
         diagnose(
             "SD411",
-            where=f"{draft.root}/{draft.tensors['head'].file}::{draft.tensors['head'].key}",
+            where=f"{source}/{head.file}::{head.key}",
             message=f"the draft's head has {rows} rows and no map, the target's {size}",
             expected=size,
             found=rows,

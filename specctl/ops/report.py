@@ -55,6 +55,7 @@ class Source(_Report, frozen=True, kw_only=True):
 
     Args:
         path: as the user wrote it.
+        revision: commit (ModelScope: branch or tag) of the files, null when nothing says so.
         role: `draft`, `target`, or null when unknown.
         format: dialect, null when unknown.
         target_name: target that a draft's config names, null when it names none.
@@ -62,6 +63,7 @@ class Source(_Report, frozen=True, kw_only=True):
     """
 
     path: str
+    revision: str | None
     role: Literal["draft", "target"] | None
     format: str | None
     architecture: str | None

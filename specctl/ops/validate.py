@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from specctl.checkpoint import DEFAULT_ACCESS, Access
 from specctl.contract.codec import load_manifest, verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.text import printable
@@ -45,6 +46,7 @@ def validate(
     expect: str | None = None,
     engines: Sequence[str] = (),
     rules: SeverityRules = USUAL,
+    access: Access = DEFAULT_ACCESS,
     progress: Progress = _no_progress,
 ) -> ValidateReport:
     """Check every source and what lies below it.
@@ -58,6 +60,7 @@ def validate(
             only result, with its findings (SD703 to SD707).
         engines: engines that must run every draft as it was trained (SD212, SD213).
         rules: severities of this run.
+        access: what is allowed while sources are read.
         progress: called with the number of sources; its context yields a function for each step.
     """
     expectations: Expectations = {}
@@ -76,11 +79,12 @@ def validate(
             wanted = target if entry is None or entry.target is None else entry.target
             if wanted is not None and wanted not in targets:
                 try:
-                    targets[wanted] = load(wanted)
+                    targets[wanted] = load(wanted, access=access)
                 except DiagnosticError as error:
                     targets[wanted] = None
                     results.append(_Judged(source=wanted, diagnostics=error.diagnostics))
-            results.append(_judge(item, None if wanted is None else targets[wanted], engines))
+            beside = None if wanted is None else targets[wanted]
+            results.append(_judge(item, beside, engines, access))
             step(item.path)
     return _report(results, rules, None if expect is None else expectations)
 
@@ -96,12 +100,12 @@ class _Judged:
     target: str | None = None
 
 
-def _judge(item: Found, target: Loaded | None, engines: Sequence[str]) -> _Judged:
+def _judge(item: Found, target: Loaded | None, engines: Sequence[str], access: Access) -> _Judged:
     if item.kind == "manifest":
         found = check_manifest_file(item.path)
         return _Judged(source=item.path, kind="manifest", diagnostics=found)
     try:
-        loaded = load(item.path)
+        loaded = load(item.path, access=access)
     except DiagnosticError as error:
         return _Judged(source=item.path, diagnostics=error.diagnostics)
     diagnostics, beside = loaded.diagnostics, None

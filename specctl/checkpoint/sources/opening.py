@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from specctl.checkpoint.source import resolve_source
 from specctl.checkpoint.sources.hub import HubError, HubName, is_hub_source, parse_hub_name
 from specctl.checkpoint.sources.local import LocalStore
 from specctl.checkpoint.sources.ranges import Pause, with_retries
-from specctl.checkpoint.sources.remote import RemoteStore
 from specctl.checkpoint.sources.store import FileStore
 from specctl.contract.diagnostics import DiagnosticError
 
 
 def open_store(
-    source: Path | str, *, offline: bool = False, pause: Pause | None = None
+    source: Path | str, *, offline: bool = False, pause: Pause = time.sleep
 ) -> FileStore:
     """Return the files that a source means; asks a hub for its list of files.
 
     Args:
         source: a directory, `hf:org/name[@revision][/subfolder]` or the same with `ms:`.
         offline: open no connection; a hub source is read from the client's cache.
-        pause: waits between attempts; None really waits.
+        pause: waits between attempts.
 
     Raises:
         DiagnosticError: SD119, SD120 for a path, SD136 to SD147 for a hub source.
@@ -35,10 +35,9 @@ def open_store(
         raise DiagnosticError(error.diagnostic(source)) from error
 
 
-def _open_hub(name: HubName, offline: bool, pause: Pause | None) -> FileStore:
-    import time
+def _open_hub(name: HubName, offline: bool, pause: Pause) -> FileStore:
+    from specctl.checkpoint.sources.remote import RemoteStore
 
-    wait = time.sleep if pause is None else pause
     if name.kind == "hf":
         from specctl.checkpoint.sources.huggingface import HuggingFaceHub
 
@@ -50,7 +49,7 @@ def _open_hub(name: HubName, offline: bool, pause: Pause | None) -> FileStore:
     if offline or hub.is_offline:
         root, revision = hub.snapshot()
         return LocalStore(root, identity=name.text(revision), revision=revision)
-    store = RemoteStore(hub, with_retries(hub.listing, wait), pause=wait)
+    store = RemoteStore(hub, with_retries(hub.listing, pause), pause=pause)
     if not store.sizes():
         raise HubError(
             "file",

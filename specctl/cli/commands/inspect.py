@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from specctl.checkpoint import Access
 from specctl.cli import output
+from specctl.cli.access_options import AllowPickle, Offline
 from specctl.cli.inspect_text import inspect_text
 from specctl.ops.inspect import Inspected, inspect_with_map
 from specctl.ops.severity import severity_rules
@@ -16,7 +18,10 @@ from specctl.ops.severity import severity_rules
 
 def inspect(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Directory of a draft or target.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="Draft or target: a directory, hf:org/name or ms:org/name."
+        ),
     ],
     target: Annotated[
         str | None,
@@ -35,13 +40,17 @@ def inspect(
         bool,
         typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
     ] = False,
+    offline: Offline = False,
+    allow_pickle: AllowPickle = False,
 ) -> None:
     """Show every fact of a draft or target, and where it was found.
 
     Reads config, headers, the index and the map tensors; no weights. Exit 1 when a finding is an
     error.
     """
-    found = inspect_with_map(source, target, rules=severity_rules(is_strict=strict))
+    access = Access(offline=offline, allow_pickle=allow_pickle)
+    rules = severity_rules(is_strict=strict)
+    found = inspect_with_map(source, target, rules=rules, access=access)
     report = found.report
     if html is not None:
         _write_page(html, found)

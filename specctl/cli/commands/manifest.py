@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from specctl.checkpoint import write_text_atomic
+from specctl.checkpoint import Access, write_text_atomic
 from specctl.cli import output
+from specctl.cli.access_options import AllowPickle, Offline
 from specctl.contract.codec import dump_manifest, manifest_json_schema
 from specctl.ops.emit_manifest import Given, build_manifest
 
@@ -23,10 +24,13 @@ class Numbering(str, Enum):
 
 def manifest(
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="Directory of the target.")
+        str | None,
+        typer.Argument(
+            metavar="TARGET", help="The target: a directory, hf:org/name or ms:org/name."
+        ),
     ] = None,
     draft: Annotated[
-        str | None, typer.Argument(metavar="[DRAFT]", help="Directory of the draft.")
+        str | None, typer.Argument(metavar="[DRAFT]", help="The draft, likewise.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -59,6 +63,8 @@ def manifest(
             help="What captured-layer ids count: output (of layers) or boundary (between them).",
         ),
     ] = None,
+    offline: Offline = False,
+    allow_pickle: AllowPickle = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of a manifest and stop.")
     ] = False,
@@ -80,7 +86,8 @@ def manifest(
         aux_numbering=_numbering(aux_numbering),
     )
     directory = Path.cwd() if out is None else out.parent
-    emission = build_manifest(target, draft, given=given, manifest_dir=directory)
+    access = Access(offline=offline, allow_pickle=allow_pickle)
+    emission = build_manifest(target, draft, given=given, manifest_dir=directory, access=access)
     for diagnostic in emission.diagnostics:
         output.talk_problem(diagnostic)
     text = dump_manifest(emission.manifest, as_json=out is not None and out.suffix == ".json")

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from specctl.checkpoint import Access
 from specctl.cli import output
+from specctl.cli.access_options import AllowPickle, Offline
 from specctl.cli.output import Format
 from specctl.cli.validate_answer import lines_of
 from specctl.ops.engines import ENGINE_NAMES
@@ -66,6 +68,8 @@ def validate(
         list[str] | None,
         typer.Option("--ignore", metavar="CODE", help="Drop a code's findings; may be repeated."),
     ] = None,
+    offline: Offline = False,
+    allow_pickle: AllowPickle = False,
 ) -> None:
     """Check checkpoints and manifests.
 
@@ -83,6 +87,7 @@ def validate(
         expect=expect,
         engines=engine or (),
         rules=rules,
+        access=Access(offline=offline, allow_pickle=allow_pickle),
         progress=_progress,
     )
     for line in lines_of(report, format):
