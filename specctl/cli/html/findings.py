@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-import msgspec
+from collections.abc import Iterable
 
 from specctl.cli.html.markup import code, escaped, prose, section, table
 from specctl.contract.codes import CODES
-from specctl.ops.report import Finding, InspectReport
+from specctl.ops.report import EngineReport, Finding
 
 _ORDER = ("error", "warning", "info")
 
@@ -41,23 +38,36 @@ def _article(item: Finding) -> str:
     return f'<article class="finding {item.severity}">\n{body}\n</article>'
 
 
-def engines_section(report: InspectReport) -> str:
-    """Return the verdicts of engines as a table, empty when the report has none."""
-    found: Any = msgspec.to_builtins(getattr(report, "engines", None))
-    rows: list[Mapping[str, Any]] = [row for row in found or () if isinstance(row, dict)]
-    if not rows:
+def engines_section(engines: Iterable[EngineReport]) -> str:
+    """Return the verdicts of engines with what they rest on, empty for none."""
+    listed = tuple(engines)
+    if not listed:
         return ""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [[prose(_plain(row.get(name))) for name in names] for row in rows]
-    head = [name.replace("_", " ") for name in names]
-    return section("Engines", table(head, lines, caption="What each engine does with it"))
+    rows = (
+        (escaped(e.engine), _outcome(e.outcome), escaped(e.version), prose(e.checked_on))
+        for e in listed
+    )
+    head = ("engine", "with this draft", "newest read", "read in all")
+    summary = table(head, rows, caption="What each engine does with this draft")
+    return section("Engines", summary + "".join(_reasons(item) for item in listed if item.rows))
 
 
-def _plain(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(_plain(item) for item in value)
-    return str(value)
+def _reasons(item: EngineReport) -> str:
+    rows = (
+        (
+            escaped(row.name),
+            _outcome(row.outcome) + ("" if row.is_current else " (older releases)"),
+            prose(row.reason),
+            escaped(row.versions),
+            escaped(row.source),
+        )
+        for row in item.rows
+    )
+    head = ("rule", "outcome", "why", "releases", "source")
+    inner = table(head, rows, caption=f"Rules of {item.engine}", is_prose=True)
+    return f"<details><summary>{escaped(item.engine)}: reasons</summary>\n{inner}</details>"
+
+
+def _outcome(outcome: str) -> str:
+    text = {"loads": "loads", "wrong": "loads and runs wrong", "refused": "is refused"}[outcome]
+    return f'<span class="outcome {outcome}">{text}</span>'

@@ -41,13 +41,16 @@ def section(title: str, body: str) -> str:
     return f"<section>\n<h2>{escaped(title)}</h2>\n{body}\n</section>\n" if body else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, is_prose: bool = False
+) -> str:
     """Return a table whose first column names the rows.
 
     Args:
         head: plain text, one for each column; one that ends in `#` holds numbers.
         rows: markup, one for each column.
         caption: plain text for those who do not see the table's surroundings.
+        is_prose: cells hold sentences and wrap.
     """
     kinds = [' class="number"' if name.endswith("#") else "" for name in head]
     names = [
@@ -55,8 +58,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -
         for name, kind in zip(head, kinds, strict=True)
     ]
     lines = [_row(row, kinds) for row in rows]
+    style = "scroll prose" if is_prose else "scroll"
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption)}">'
+        f'<div class="{style}" tabindex="0" role="region" aria-label="{escaped(caption)}">'
         f"<table>\n<caption>{escaped(caption)}</caption>\n"
         f"<thead><tr>{''.join(names)}</tr></thead>\n"
         f"<tbody>\n{''.join(lines)}</tbody>\n</table></div>"

@@ -34,7 +34,7 @@ def page_text(report: InspectReport, draft_to_target: tuple[int, ...] | None) ->
     sections = (
         findings_section(report.diagnostics),
         facts_section(report),
-        engines_section(report),
+        engines_section(report.engines),
         vocabulary_section(report.vocabulary, draft_to_target),
         tensors_section(report.tensors),
     )

@@ -54,7 +54,7 @@ def tensors_section(tensors: Tensors) -> str:
         ),
         caption="Tensors by part",
     )
-    body = f'<div class="bars">\n{bars}\n</div>\n<p class="reason">{scale}</p>\n{parts}'
+    body = f'{parts}\n<div class="bars">\n{bars}\n</div>\n<p class="reason">{scale}</p>'
     return section("Tensors", f"{body}\n{_list(tensors)}")
 
 
