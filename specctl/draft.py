@@ -49,6 +49,7 @@ Algorithm = Literal[
     "hydra",
     "mlp_speculator",
     "pard",
+    "redrafter",
 ]
 
 

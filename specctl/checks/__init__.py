@@ -6,14 +6,16 @@ reported by the readers of `specctl.formats`; here is what follows from the fact
 
 from __future__ import annotations
 
+from specctl.checks.files import check_files
 from specctl.checks.geometry import check_geometry
+from specctl.checks.quantization import check_inheritance
 from specctl.checks.target_fit import check_fit
 from specctl.checks.tensors import check_draft_tensors, check_target_tensors
 from specctl.checks.vocabulary import check_vocabulary
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
-__all__ = ["check_draft", "check_pair", "check_target"]
+__all__ = ["check_draft", "check_files", "check_inheritance", "check_pair", "check_target"]
 
 
 def check_draft(draft: DraftCheckpoint) -> tuple[Diagnostic, ...]:

@@ -10,6 +10,11 @@ from specctl.checks.vocabulary import missing_end_ids
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
+# Drafts that read states only, and drafts whose output heads are numbered ones of their own.
+_READS_NO_TOKENS = ("medusa",)
+_OWN_EMBEDDINGS = ("mlp_speculator",)
+_OWN_HEADS = ("medusa", "hydra", "mlp_speculator")
+
 
 def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
     """Yield SD304, SD305, SD312, SD315, SD317, SD406, SD411, SD412, SD509 and SD510."""
@@ -108,6 +113,8 @@ def _check_vocabulary(draft: DraftCheckpoint, target: TargetCheckpoint) -> Itera
 def _check_embedding(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
     if draft.has_own_embedding or None in (draft.hidden_size, target.hidden_size):
         return
+    if draft.algorithm in (*_READS_NO_TOKENS, *_OWN_EMBEDDINGS):
+        return
     if draft.hidden_size != target.hidden_size:
         yield diagnose(
             "SD509",
@@ -120,7 +127,7 @@ def _check_embedding(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterat
 
 
 def _check_head(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
-    if draft.has_own_head or draft.algorithm == "mtp":
+    if draft.has_own_head or draft.algorithm in ("mtp", "eagle", *_OWN_HEADS):
         return
     if None not in (draft.hidden_size, target.hidden_size) and (
         draft.hidden_size != target.hidden_size

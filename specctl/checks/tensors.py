@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specctl.checkpoint import tensor_place
-from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.checks.quantization import PACKED_DTYPES, QUANTISED_DTYPES
+from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import (
     TARGET_ROLES,
@@ -17,7 +18,11 @@ from specctl.contract.roles import (
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 WEIGHT_DTYPES = ("BF16", "F16", "F32")
-_MAP_ROLES = ("d2t", "t2d")  # lengths and dtypes are the vocabulary checks' and the reader's
+_MAP_ROLES = (
+    "d2t",
+    "t2d",
+    "token_map",
+)  # lengths and dtypes are the vocabulary checks' and the reader's
 
 
 def check_target_tensors(target: TargetCheckpoint) -> Iterator[Diagnostic]:
@@ -72,18 +77,17 @@ def _check(
     first_layer: Mapping[str, int],
     other: Mapping[str, int],
 ) -> Iterator[Diagnostic]:
+    quantised: list[TensorRef] = []
     for role, ref in tensors.items():
         entry = find_role(role, roles)
         if entry is None or role in _MAP_ROLES:
             continue
-        if ref.dtype not in WEIGHT_DTYPES:
-            yield diagnose(
-                "SD508",
-                where=tensor_place(ref),
-                message=f"`{ref.key}` is stored as {ref.dtype}",
-                expected=" or ".join(WEIGHT_DTYPES),
-                found=ref.dtype,
-            )
+        if ref.dtype in QUANTISED_DTYPES:
+            quantised.append(ref)
+        elif ref.dtype not in WEIGHT_DTYPES:
+            yield _wrong_dtype(ref, f"`{ref.key}` is stored as {ref.dtype}")
+        if ref.dtype in PACKED_DTYPES:
+            continue  # two elements in a byte: the stored shape is not the weight's
         name, index = generic_role(role)
         is_first = name.startswith("layers.") and index == 0
         yield from _check_shape(
@@ -93,6 +97,20 @@ def _check(
             # A draft's own embedding may have padding rows; a target's config must say its rows.
             is_padded_allowed=roles is not TARGET_ROLES,
         )
+    if quantised:
+        text = f"{len(quantised)} weights are stored quantised, such as `{quantised[0].key}`"
+        yield _wrong_dtype(quantised[0], text, severity="info")
+
+
+def _wrong_dtype(ref: TensorRef, message: str, *, severity: Severity = "error") -> Diagnostic:
+    return diagnose(
+        "SD508",
+        where=tensor_place(ref),
+        message=message,
+        expected=" or ".join(WEIGHT_DTYPES),
+        found=ref.dtype,
+        severity=severity,
+    )
 
 
 def _check_shape(

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from specctl.checkpoint import tensor_place
 from specctl.checks.places import fact_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.draft import DraftCheckpoint, MapEncoding, decide_map_encoding
+from specctl.contract.manifest import TensorRef
+from specctl.draft import DraftCheckpoint, decide_map_encoding
 
 
 def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
@@ -20,6 +21,7 @@ def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
     yield from _check_lengths(draft)
     yield from _check_presence(draft)
     yield from _check_map(draft)
+    yield from _check_absolute_map(draft)
     yield from _check_mask(draft)
     yield from missing_end_ids(draft, draft.eos_token_ids, source="the draft's config")
     size = draft.draft_vocab_size
@@ -44,18 +46,41 @@ def missing_end_ids(
         source: who names them, for the message.
     """
     ids = draft.draft_to_target
-    if draft.map_kind != "reduced" or ids is None or "d2t" not in draft.tensors:
+    ref = map_tensor(draft)
+    if draft.map_kind != "reduced" or ids is None or ref is None:
         return
     reachable = set(ids)
     for token in end_ids:
         if token not in reachable:
             yield diagnose(
                 "SD406",
-                where=tensor_place(draft.tensors["d2t"]),
+                where=tensor_place(ref),
                 message=f"end id {token} of {source} is not among the {len(ids)} ids of the map",
                 expected=f"id {token} in the map",
                 found="absent",
             )
+
+
+def map_tensor(draft: DraftCheckpoint) -> TensorRef | None:
+    """Return the stored map: `d2t`, or Medusa's `token_map`; None without one."""
+    return draft.tensors.get("d2t") or draft.tensors.get("token_map")
+
+
+def _check_absolute_map(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD402, SD404 and SD410 of a list that the format defines as absolute ids."""
+    ref, ids = draft.tensors.get("token_map"), draft.draft_to_target
+    if ref is None or ids is None or draft.target_vocab_size is None:
+        return
+    if draft.draft_vocab_size != len(ids):
+        yield diagnose(
+            "SD410",
+            where=tensor_place(ref),
+            message=f"`{ref.key}` has {len(ids)} ids for a draft vocabulary of "
+            f"{draft.draft_vocab_size}",
+            expected=draft.draft_vocab_size,
+            found=len(ids),
+        )
+    yield from _check_ids(ids, draft.target_vocab_size, tensor_place(ref), ref.key)
 
 
 def _check_lengths(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
@@ -118,7 +143,7 @@ def _check_map(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
             notes=("sorted offsets repeat values; a strictly increasing list is likely absolute",),
         )
     elif encoding.kind == "invalid":
-        yield from _check_ids(encoding, size, where, ref.key)
+        yield from _check_ids(encoding.draft_to_target or (), size, where, ref.key)
     elif draft.map_kind == "reduced" and not any(draft.d2t):
         yield diagnose(
             "SD409",
@@ -129,8 +154,7 @@ def _check_map(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
         )
 
 
-def _check_ids(encoding: MapEncoding, size: int, where: str, key: str) -> Iterator[Diagnostic]:
-    ids = encoding.draft_to_target or ()
+def _check_ids(ids: tuple[int, ...], size: int, where: str, key: str) -> Iterator[Diagnostic]:
     outside = [place for place, token in enumerate(ids) if not 0 <= token < size]
     if outside:
         place = outside[0]

@@ -65,6 +65,8 @@ _DECODER = (
     "use_sliding_window",
     "vocab_size",
 )
+# Read by `specctl.checks`, whatever the format.
+_CHECKED = ("compression_config", "quantization_config")
 _DETECTION = ("proposal_type", "speculators_model_type")
 _GENERATION = (
     "accept_tolerance",
@@ -95,5 +97,5 @@ _TRAINING = (
 )
 
 INERT_FIELDS: frozenset[str] = frozenset(
-    (*_PROVENANCE, *_LIBRARY, *_DECODER, *_DETECTION, *_GENERATION, *_TRAINING)
+    (*_PROVENANCE, *_LIBRARY, *_DECODER, *_CHECKED, *_DETECTION, *_GENERATION, *_TRAINING)
 )

@@ -1,7 +1,8 @@
 """Name tables: role <-> name in a file, as data, and the matching of a file against one.
 
-Invariants: every key of a file becomes exactly one of: a role's tensor, a second spelling (SD505),
-a known tensor without use (SD507), or unmapped (SD502).
+Invariants: every key of a file becomes exactly one of: a role's tensor, the scale of one, a second
+spelling (SD505), a known tensor without use (SD507), or unmapped (SD502). A scale's role is that of
+its weight with the scale's suffix, so that a writer which renames the weight renames both.
 """
 
 from __future__ import annotations
@@ -39,6 +40,21 @@ class Ignored:
     reason: str
 
 
+SCALE_SUFFIXES = (
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_global_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "input_scale",
+    "input_global_scale",
+    "k_scale",
+    "v_scale",
+    "scale",
+)
+"""Last parts of keys that belong to the weight of the same module."""
+
 ROTARY_BUFFER = Ignored(pattern=r".*rotary_emb\.inv_freq", reason="rotary frequencies are computed")
 
 
@@ -57,7 +73,7 @@ class NameTable:
                 return row.keys[0]
             if row.role == generic and index is not None:
                 return row.keys[0].replace("{i}", str(index))
-        return None
+        return self._key_of_scale(role)
 
     def role_of(self, key: str) -> str | None:
         """Return the role that the dialect reads from a key; every spelling counts."""
@@ -71,7 +87,7 @@ class NameTable:
         unmapped: list[TensorEntry] = []
         for key in sorted(tensors):
             entry = tensors[key]
-            role = _role(key, lookup)
+            role = _role(key, lookup) or _scale_role(key, lookup)
             if role is None:
                 reason = self._ignored_reason(key)
                 if reason is None:
@@ -116,6 +132,13 @@ class NameTable:
                     found="nothing",
                 )
 
+    def _key_of_scale(self, role: str) -> str | None:
+        stem, _, suffix = role.rpartition(".")
+        if suffix not in SCALE_SUFFIXES or not stem:
+            return None
+        key = self.key_of(f"{stem}.weight") or self.key_of(stem)
+        return None if key is None else f"{key.removesuffix('.weight')}.{suffix}"
+
     def _lookup(self) -> dict[str, str]:
         return {key: row.role for row in self.names for key in row.keys}
 
@@ -143,6 +166,15 @@ def _role(key: str, lookup: Mapping[str, str]) -> str | None:
         return exact
     role = lookup.get(_INDEX.sub("{i}", key))
     return None if role is None else role.replace("{i}", str(int(indexes[0])))
+
+
+def _scale_role(key: str, lookup: Mapping[str, str]) -> str | None:
+    """Return the role of a scale whose weight the table knows, None for other keys."""
+    stem, _, suffix = key.rpartition(".")
+    if suffix not in SCALE_SUFFIXES:
+        return None
+    role = _role(f"{stem}.weight", lookup)
+    return None if role is None else f"{role.removesuffix('.weight')}.{suffix}"
 
 
 def as_ref(entry: TensorEntry) -> TensorRef:

@@ -18,6 +18,7 @@ from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
 
 _IN_TARGET = "target "
 _ALL_TENSORS = ("tensor names", "tensor headers")
+QUANTIZATION_FILE = "hf_quant_config.json"
 _OF_A_DRAFT_ALONE = ("SD301",)  # a target does not say how many tokens its prediction layer drafts
 
 
@@ -83,6 +84,7 @@ def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
             findings += [d for d in own if d.code not in _OF_A_DRAFT_ALONE and d not in findings]
     except DiagnosticError as error:
         findings += [d for d in error.diagnostics if d not in findings]
+    findings += _of_files(checkpoint, bundled)
     return Loaded(
         source=source,
         checkpoint=checkpoint,
@@ -92,6 +94,16 @@ def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
         bundled=bundled,
         diagnostics=located(findings, source),
     )
+
+
+def _of_files(checkpoint: Checkpoint, bundled: DraftCheckpoint | None) -> tuple[Diagnostic, ...]:
+    """Return what the tensor table and the file names show whatever the format."""
+    own = () if bundled is None else (ref.key for ref in bundled.tensors.values())
+    try:
+        side = checkpoint.json_file(QUANTIZATION_FILE)
+    except DiagnosticError as error:
+        return error.diagnostics
+    return checks.check_files(checkpoint, side=side, draft_keys=frozenset(own))
 
 
 def fit(draft: Loaded, target: Loaded) -> Pair:
@@ -118,7 +130,9 @@ def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
         *loaded.detection.diagnostics,
         *completed.diagnostics,
         *checks.check_draft(completed),
+        *_of_files(loaded.checkpoint, None),
         *checks.check_pair(completed, target.target),
+        *checks.check_inheritance(loaded.checkpoint.config or {}, target.checkpoint.config or {}),
     ]
     diagnostics = located(findings, loaded.source, target=target.source)
     draft = replace(loaded, draft=completed, diagnostics=diagnostics)

@@ -6,10 +6,15 @@ from types import MappingProxyType
 
 from specctl.contract.codes import (
     container,
+    conversion,
+    fit,
     formats,
     geometry,
     manifest,
+    numerics,
+    quantization,
     request,
+    sources,
     startup,
     tensors,
     vocabulary,
@@ -29,9 +34,23 @@ FAMILIES: MappingProxyType[str, str] = MappingProxyType(
         "9": "Runtime request",
     }
 )
-"""First digit of a code -> title; no code of a conversion exists in this version."""
+"""First digit of a code -> title."""
 
-_MODULES = (container, formats, geometry, vocabulary, tensors, manifest, startup, request)
+_MODULES = (
+    container,
+    sources,
+    formats,
+    geometry,
+    vocabulary,
+    fit,
+    tensors,
+    quantization,
+    numerics,
+    conversion,
+    manifest,
+    startup,
+    request,
+)
 
 
 def _build() -> dict[str, Code]:

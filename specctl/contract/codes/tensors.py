@@ -68,7 +68,9 @@ CODES: tuple[Code, ...] = (
         slug="tensor-dtype",
         severity="error",
         summary="A tensor's dtype is not one that its role can have.",
-        why="Quantised weights need their scales, and maps need whole numbers.",
+        why="Maps need whole numbers, and this version's runtime reads plain weights only. A "
+        "quantised weight with its scales is right for engines that know its method, so it is an "
+        "info; a manifest needs plain weights.",
         fix="Export weights as bf16, f16 or f32, `d2t` as int64 and `t2d` as bool",
     ),
     Code(

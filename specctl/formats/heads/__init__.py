@@ -1,12 +1,36 @@
-"""Drafts without attention of their own (Medusa, Hydra, MLPSpeculator), and PARD."""
+"""Drafts without attention of their own (Medusa, Hydra, MLPSpeculator), PARD, and ReDrafter."""
 
 from __future__ import annotations
 
-from specctl.formats.format import Format, Layout
+from specctl.formats.format import Evidence, Format, Layout
+from specctl.formats.heads import hydra, medusa, mlp_speculator, pard
 
 LAYOUTS: tuple[Layout, ...] = (
-    Layout(name="mlp-speculator", pattern=r"speculator\.emb\.\{i\}\.weight"),
+    Layout(name="medusa", pattern=r"\{i\}\.\{i\}\.linear\.weight"),
+    Layout(name="vllm-medusa", pattern=r"(medusa_heads\.)?blocks\.\{i\}\.layers\.\{i\}\.weight"),
+    Layout(name="hydra", pattern=r"hydra_mlp\.\{i\}\.\{i\}\.linear\.weight"),
+    Layout(name="mlp-speculator", pattern=r"speculator\.(emb|proj|head)\.\{i\}\.weight"),
+    Layout(name="redrafter", pattern=r"(drafter\.)?rnn_[uw]\.weight"),
 )
+
+
+def _claim_medusa(evidence: Evidence) -> str | None:
+    if evidence.value_mark("model_type", "medusa") is not None:
+        return None
+    return evidence.config_mark("medusa_num_heads") or evidence.layout_mark("medusa")
+
+
+def _claim_vllm_medusa(evidence: Evidence) -> str | None:
+    return evidence.value_mark("model_type", "medusa") or evidence.layout_mark("vllm-medusa")
+
+
+def _claim_redrafter(evidence: Evidence) -> str | None:
+    return (
+        evidence.value_mark("model_type", "recurrent_drafting_drafter")
+        or evidence.config_mark("redrafter_num_beams", "redrafter_draft_len_per_beam")
+        or evidence.layout_mark("redrafter")
+    )
+
 
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -14,20 +38,32 @@ FORMATS: tuple[Format, ...] = (
         title="Medusa",
         role="draft",
         algorithm="medusa",
-        layouts=(),
-        claim=lambda evidence: evidence.config_mark("medusa_num_heads"),
-        read=None,
-        source="FasterDecoding/Medusa",
+        layouts=("medusa",),
+        claim=_claim_medusa,
+        read=medusa.read_original,
+        source="FasterDecoding/Medusa medusa_model.py",
+    ),
+    Format(
+        name="vllm-medusa",
+        title="Medusa, vLLM",
+        role="draft",
+        algorithm="medusa",
+        layouts=("vllm-medusa",),
+        claim=_claim_vllm_medusa,
+        read=medusa.read_vllm,
+        source="vLLM model_executor/models/medusa.py",
     ),
     Format(
         name="hydra",
         title="Hydra",
         role="draft",
         algorithm="hydra",
-        layouts=(),
-        claim=lambda evidence: evidence.config_mark("hydra_num_heads"),
-        read=None,
-        source="zankner/Hydra",
+        layouts=("hydra",),
+        claim=lambda evidence: (
+            evidence.config_mark("hydra_num_heads") or evidence.layout_mark("hydra")
+        ),
+        read=hydra.read,
+        source="zankner/Hydra hydra/model/hydra_heads",
     ),
     Format(
         name="mlp-speculator",
@@ -35,8 +71,32 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="mlp_speculator",
         layouts=("mlp-speculator",),
-        claim=lambda evidence: evidence.layout_mark("mlp-speculator"),
-        read=None,
+        claim=lambda evidence: (
+            evidence.value_mark("model_type", "mlp_speculator")
+            or evidence.layout_mark("mlp-speculator")
+        ),
+        read=mlp_speculator.read,
         source="foundation-model-stack/fms-extras MLPSpeculator",
+    ),
+    Format(
+        name="pard",
+        title="PARD",
+        role="draft",
+        algorithm="pard",
+        layouts=(),
+        claim=pard.claim,
+        read=pard.read,
+        source="AMD-AIG-AIMA/PARD",
+        refines=("huggingface",),
+    ),
+    Format(
+        name="redrafter",
+        title="ReDrafter",
+        role="draft",
+        algorithm="redrafter",
+        layouts=("redrafter",),
+        claim=_claim_redrafter,
+        read=None,
+        source="apple/ml-recurrent-drafting; TensorRT-LLM examples/redrafter",
     ),
 )

@@ -1,0 +1,78 @@
+"""Checks that need the whole tensor table, the config and the file names, whatever the format."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+
+from specctl.checkpoint import Checkpoint
+from specctl.checks.quantization import Stored, check_quantization
+from specctl.contract.diagnostics import Diagnostic, diagnose
+
+MASK_FILE = "mask_embedding.pt"
+_COMMON_NAMES = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors")
+_TIE = "tie_word_embeddings"
+_INNER = ("text_config", "llm_config")
+
+
+def check_files(
+    checkpoint: Checkpoint,
+    *,
+    side: Mapping[str, object] | None,
+    draft_keys: frozenset[str] = frozenset(),
+) -> tuple[Diagnostic, ...]:
+    """Return SD417, SD418, SD511 to SD518 and SD531.
+
+    Args:
+        checkpoint: the opened files.
+        side: object of `hf_quant_config.json`, None without one.
+        draft_keys: keys of prediction layers inside a target.
+    """
+    config = checkpoint.config or {}
+    stored = Stored(config=config, side=side, tensors=checkpoint.tensors, draft_keys=draft_keys)
+    return (
+        *check_quantization(stored),
+        *_check_names(checkpoint),
+        *_check_mask_file(checkpoint),
+        *_check_tie(config),
+    )
+
+
+def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield SD531 for a file that only the index leads to."""
+    if not any(name.endswith(".index.json") for name in checkpoint.file_names):
+        return
+    for record in checkpoint.files:
+        if not any(fnmatch.fnmatchcase(record.file, pattern) for pattern in _COMMON_NAMES):
+            count = sum(entry.file == record.file for entry in checkpoint.tensors.values())
+            yield diagnose(
+                "SD531",
+                where=record.file,
+                message=f"`{record.file}` holds {count} tensors, and `{_COMMON_NAMES[0]}` does not "
+                "match its name",
+            )
+
+
+def _check_mask_file(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    if MASK_FILE in checkpoint.file_names:
+        yield diagnose(
+            "SD417",
+            where=MASK_FILE,
+            message=f"`{MASK_FILE}` holds the vector of the mask token; it is part of the draft",
+        )
+
+
+def _check_tie(config: Mapping[str, object]) -> Iterator[Diagnostic]:
+    outer = config.get(_TIE)
+    for key in _INNER:
+        section = config.get(key)
+        inner = section.get(_TIE) if isinstance(section, Mapping) else None
+        if isinstance(outer, bool) and isinstance(inner, bool) and outer != inner:
+            yield diagnose(
+                "SD418",
+                where=f"config.json#/{key}/{_TIE}",
+                message=f"`{_TIE}` is {str(inner).lower()} here and {str(outer).lower()} at the "
+                "root",
+                expected="one value",
+                found=f"{str(outer).lower()} and {str(inner).lower()}",
+            )

@@ -1,0 +1,62 @@
+"""Families 3 and 4, continued: heads, rotary facts, tie flags and tokenizers."""
+
+from __future__ import annotations
+
+from specctl.contract.codes.table import Code
+
+CODES: tuple[Code, ...] = (
+    Code(
+        code="SD328",
+        slug="head-count-differs",
+        severity="warning",
+        summary="The config's number of heads differs from the heads in the file.",
+        why="Loaders that build by the config drop the surplus heads or run random ones.",
+        fix="Set the count to the number of heads in the file",
+        source="FasterDecoding/medusa-vicuna-7b-v1.3 states 2 heads and holds 5",
+    ),
+    Code(
+        code="SD329",
+        slug="rope-differs-from-target",
+        severity="info",
+        summary="The draft turns its heads with other rotary numbers than the target.",
+        why="Legal, but some engines share one cosine table between both models.",
+        fix="Nothing to do here; check engines that share the table",
+        source="vLLM Ascend issue 6612",
+    ),
+    Code(
+        code="SD416",
+        slug="map-reaches-padding",
+        severity="error",
+        summary="A map entry or mask id is a padding row above the tokenizer's last token.",
+        why="Such an id is no token: proposing it gives text that cannot be decoded.",
+        fix="Rebuild the map from this target's tokenizer",
+        source="vLLM issue 13849",
+    ),
+    Code(
+        code="SD417",
+        slug="mask-vector-beside",
+        severity="info",
+        summary="The mask vector lies in a file of its own beside the weights.",
+        why="A loader that reads the weights only feeds an unset row to every slot.",
+        fix="Copy the file with the checkpoint; check that the engine reads it",
+        source="vLLM issue 46104",
+    ),
+    Code(
+        code="SD418",
+        slug="tie-flag-contradicts",
+        severity="warning",
+        summary="`tie_word_embeddings` has two values at two levels of the config.",
+        why="transformers takes the outer one, other readers the inner one; one of them replaces "
+        "the head by the embedding.",
+        fix="State the flag once, as the files have it",
+    ),
+    Code(
+        code="SD419",
+        slug="tokenizer-differs",
+        severity="error",
+        summary="Draft and target come with tokenizers that give one id to different tokens.",
+        why="Ids mean other text on each side, so nothing the draft proposes is what it means.",
+        fix="Use the target that the draft was trained for",
+        source="vLLM issues 13849 and 7252",
+    ),
+)
