@@ -22,11 +22,12 @@ from specctl.contract.roles import ROLES_BY_ALGORITHM, TARGET_ROLES
 from specctl.contract.vocabulary_map import absolute_to_offsets, offsets_to_absolute, target_mask
 from specctl.draft import decide_map_encoding
 from specctl.formats import huggingface
-from specctl.formats.block import speculators_dspark
+from specctl.formats.block.names import DSPARK_NAMES
 from specctl.formats.eagle.eagle3 import SAFEAILAB_NAMES, SPECULATORS_NAMES
 from specctl.formats.fields import Findings
-from specctl.formats.mtp import deepseek as deepseek_mtp
-from specctl.formats.mtp import speculators as speculators_mtp
+from specctl.formats.mtp import generic
+from specctl.formats.mtp.families import DEEPSEEK, SPECULATORS
+from specctl.formats.mtp.part import find_part
 from specctl.formats.names import NameTable
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
@@ -242,9 +243,12 @@ def test_every_tensor_is_consumed_once_or_reported(name: str, extra: list[str]) 
 TABLES: Mapping[str, tuple[NameTable, tuple[Any, ...]]] = {
     "speculators-eagle3": (SPECULATORS_NAMES, ROLES_BY_ALGORITHM["eagle3"]),
     "safeailab-eagle3": (SAFEAILAB_NAMES, ROLES_BY_ALGORITHM["eagle3"]),
-    "speculators-dspark": (speculators_dspark.NAMES, ROLES_BY_ALGORITHM["dspark"]),
-    "speculators-mtp": (speculators_mtp.NAMES, ROLES_BY_ALGORITHM["mtp"]),
-    "deepseek-mtp": (deepseek_mtp.names_at(61), ROLES_BY_ALGORITHM["mtp"]),
+    "speculators-dspark": (DSPARK_NAMES, ROLES_BY_ALGORITHM["dspark"]),
+    "speculators-mtp": (
+        generic.names_of(generic.empty_part(SPECULATORS, 0)),
+        ROLES_BY_ALGORITHM["mtp"],
+    ),
+    "deepseek-mtp": (generic.names_of(generic.empty_part(DEEPSEEK, 61)), ROLES_BY_ALGORITHM["mtp"]),
     "huggingface": (huggingface.NAMES, TARGET_ROLES),
 }
 
@@ -273,9 +277,9 @@ def test_every_spelling_of_a_table_reads_as_its_role(dialect: str) -> None:
 def test_the_names_of_a_clean_file_are_written_back(name: str) -> None:
     checkpoint = opened(name)
     detection = formats.detect(checkpoint)
-    index = deepseek_mtp.layer_indexes(checkpoint.tensors)
+    part = find_part(DEEPSEEK, checkpoint.tensors)
     dialect = detection.format or ""
-    table = deepseek_mtp.names_at(index[0]) if index else TABLES[dialect][0]
+    table = TABLES[dialect][0] if part is None else generic.names_of(part)
     matched = table.match(checkpoint.tensors, Findings())
     assert {table.key_of(role): ref.key for role, ref in matched.tensors.items()} == {
         key: key for key in checkpoint.tensors

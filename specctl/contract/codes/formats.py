@@ -27,9 +27,9 @@ CODES: tuple[Code, ...] = (
         code="SD203",
         slug="architecture-unsupported",
         severity="error",
-        summary="The target's or draft's layer architecture is not one that this version can run.",
+        summary="The layers' architecture is not one that this version can describe or run.",
         why="The layers compute something else than a dense Llama-family layer, so no manifest can "
-        "describe them; embedding and head are still listed.",
+        "describe them. A target is inspected all the same, and this is only a note.",
         fix="Use a dense llama, mistral, qwen2 or qwen3 checkpoint, or another engine for this one",
     ),
     Code(
@@ -117,5 +117,61 @@ CODES: tuple[Code, ...] = (
         "drops.",
         fix="State the field that the message names, or convert the draft to a dialect whose "
         "meaning the engine shares",
+    ),
+    Code(
+        code="SD220",
+        slug="format-retired",
+        severity="warning",
+        summary="The layout was dropped by the engines and libraries that once read it.",
+        why="Engines of today refuse it, or take it for another model.",
+        fix="Convert it: `specctl convert SOURCE --to eagle` writes the layout that is still read",
+        source="vLLM issues 11126 and 11417; Speculators 0.7 dropped the type `eagle`",
+    ),
+    Code(
+        code="SD221",
+        slug="map-beside-weights",
+        severity="warning",
+        summary="The vocabulary map lies in a file of its own, not in the weights.",
+        why="Engines read the weights only and then take draft id i for target id i: acceptance "
+        "collapses, nothing fails.",
+        fix="Store the map in the weights: `specctl normalize` does",
+        source="NeMo Automodel issue 2447; Model-Optimizer `d2t.pt`",
+    ),
+    Code(
+        code="SD240",
+        slug="tie-flags-differ",
+        severity="warning",
+        summary="`tie_word_embeddings` is stated at the root and in the text section, differently.",
+        why="transformers takes the root's flag; a reader of the section takes another matrix as "
+        "the head, or misses a tensor.",
+        fix="Make both flags equal: true when the embedding is the head",
+    ),
+    Code(
+        code="SD241",
+        slug="prediction-file-name-unusual",
+        severity="warning",
+        summary="The index puts prediction layers into a file whose name loaders do not look for.",
+        why="The index is right, but loaders that list `model*.safetensors` pass the file over and "
+        "report the layers as missing.",
+        fix="Rename the file to `model-mtp.safetensors` or the like, in the index too",
+        source="omlx issue 2062",
+    ),
+    Code(
+        code="SD242",
+        slug="bundled-layout-unknown",
+        severity="info",
+        summary="A target holds prediction layers in a layout that this version does not read.",
+        why="The target is read as usual; the layers are counted and not described.",
+        fix="Nothing to do for the target; docs/reference/formats.md lists the layouts",
+    ),
+    Code(
+        code="SD230",
+        slug="latent-attention-listed",
+        severity="info",
+        summary="The layers of a block draft have latent attention (MLA).",
+        why="Names and shapes are checked against the config. What the layers compute is not "
+        "described by a manifest, and no other dialect has a form for it.",
+        fix="Nothing to do here; such a draft can be inspected and validated, and not converted",
+        source="SpecForge pull request 758; SGLang pull request 35901",
     ),
 )

@@ -156,4 +156,92 @@ CODES: tuple[Code, ...] = (
         "target.",
         fix="Use the target that the draft was trained for",
     ),
+    Code(
+        code="SD318",
+        slug="fc-bias-unstated",
+        severity="warning",
+        summary="An EAGLE-1 config lacks `bias`, and no bias of `fc` is stored.",
+        why="The reference reads an absent `bias` as true and then runs with a bias that was never "
+        "trained.",
+        fix="Add `bias`: false to config.json",
+        source="SafeAILab/EAGLE cnets1.py; vLLM pull request 12831",
+    ),
+    Code(
+        code="SD325",
+        slug="experts-incomplete",
+        severity="error",
+        summary="The experts of a prediction layer are not numbered from 0 on without a gap.",
+        why="Loaders stack experts by number; with a gap the stack is short or holds random rows.",
+        fix="Export the layer again and check that every expert has its three matrices",
+        source="Speculators 0.9 refuses such a file when it fuses experts",
+    ),
+    Code(
+        code="SD326",
+        slug="prediction-layers-unannounced",
+        severity="warning",
+        summary="Prediction layers are stored and the config's count of them is 0 or absent.",
+        why="Engines decide by the count: they pass the tensors over and draft nothing.",
+        fix="Set the count to the number of layers stored",
+        source="vLLM reads num_nextn_predict_layers or mtp_num_hidden_layers",
+    ),
+    Code(
+        code="SD327",
+        slug="prediction-layers-absent",
+        severity="warning",
+        summary="The config promises prediction layers and no tensor of theirs is stored.",
+        why="An engine that follows the config runs random layers, or stops; acceptance is 0. The "
+        "target itself is complete.",
+        fix="Fetch the file with the layers, or set the count to 0",
+        source="MiniMax-M2 issue 47; SGLang issue 17166",
+    ),
+    Code(
+        code="SD320",
+        slug="vocabulary-must-be-full",
+        severity="error",
+        summary="A DFlash2 draft has a reduced vocabulary.",
+        why="The candidate selector's codebooks are indexed by target ids and no map is applied to "
+        "what it selects, so a reduced head would propose other tokens than it scores.",
+        fix="Use the full vocabulary: `draft_vocab_size` equal to `vocab_size`, no map",
+        source="Speculators 0.9 DFlash2DraftModel; z-lab/dflash CandidateSelector",
+    ),
+    Code(
+        code="SD321",
+        slug="anchor-never-sampled",
+        severity="error",
+        summary="A DFlash2 config says that slot 0 is a prediction.",
+        why="The selector starts from the anchor's own id; slot 0 has no candidate of its own, and "
+        "every engine drops it.",
+        fix="Set `sample_from_anchor` to false",
+        source="Speculators 0.9 dflash2; z-lab/dflash `dflash_generate`",
+    ),
+    Code(
+        code="SD322",
+        slug="mask-embedding-file",
+        severity="info",
+        summary="The vector of the mask token stands in a file of its own beside the weights.",
+        why="The embedding's row of that id was never trained. An engine that does not read the "
+        "file feeds that row to every slot after the anchor, and acceptance falls to nothing.",
+        fix="Keep the file beside the weights wherever the draft is copied",
+        source="vLLM issue 46104 (MiMo-V2.5-Pro DFlash)",
+    ),
+    Code(
+        code="SD323",
+        slug="convolution-does-not-fit",
+        severity="error",
+        summary="DFlash2's convolutions reach past the block, or their groups do not divide the "
+        "hidden size.",
+        why="The kernels cannot be laid over the channels or slots that they are said to cover.",
+        fix="Correct `conv_kernel_size` or `conv_group_size` to the values used in training",
+        source="z-lab/dflash GroupedDynamicCausalConv",
+    ),
+    Code(
+        code="SD324",
+        slug="aux-layers-by-rule",
+        severity="warning",
+        summary="A DFlash config names no captured layers; the class would compute them.",
+        why="The rule spreads one layer for each draft layer evenly over the target. Published "
+        "drafts were trained on other lists, and readers round differently.",
+        fix="Add `dflash_config.target_layer_ids` with the layers used in training",
+        source="z-lab/dflash `build_target_layer_ids`; z-lab/dflash issue 156",
+    ),
 )

@@ -2,54 +2,120 @@
 
 from __future__ import annotations
 
-from specctl.formats.block import speculators_dspark
+from functools import partial
+
+from specctl.formats.block import bundled, flat, speculators
 from specctl.formats.format import Evidence, Format, Layout
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
         name="dspark",
-        pattern=r"markov_head\..*|markov_w1\.weight|confidence_head\..*|confidence_proj\..*",
+        pattern=r"(logit_head\.)?(markov_head|confidence_head)\..*",
     ),
+    Layout(
+        name="dspark-flat",
+        pattern=r"markov_w[12]\.weight|(confidence|gate|joint)_proj\.(weight|bias)",
+    ),
+    Layout(name="dspark-stages", pattern=r"mtp\.\{i\}\.(main_proj|markov_head)\..*"),
     Layout(name="dflash2", pattern=r"candidate_selector\..*"),
     Layout(name="domino", pattern=r"(logit_head\.)?prefix_gru\..*"),
+    Layout(name="xpress", pattern=r"refiner_head\..*"),
 )
+
+_DSPARK_CLASSES = (
+    "Qwen3DSparkModel",
+    "Gemma4DSparkModel",
+    "Qwen3OmniDSparkModel",
+    "DSparkDraftModel",
+    "KimiK3DSparkMLADraftModel",
+)
+_DFLASH_CLASSES = ("DFlashDraftModel", "KimiK3DFlashDraftModel")
+
+
+def _projector(evidence: Evidence) -> object:
+    section = evidence.config.get("dflash_config")
+    return section.get("projector_type") if isinstance(section, dict) else None
+
+
+def _has_backbone(evidence: Evidence) -> bool:
+    return {"fc.weight", "hidden_norm.weight"} <= evidence.generic.keys()
 
 
 def _claim_dflash(evidence: Evidence) -> str | None:
     if evidence.is_speculators:
         return None
-    if "fc.weight" in evidence.generic and "hidden_norm.weight" in evidence.generic:
-        return "tensor hidden_norm.weight" if not evidence.layouts else None
-    return evidence.config_mark("dflash_config")
+    named = evidence.architecture_mark(*_DFLASH_CLASSES) or evidence.config_mark("dflash_config")
+    if named is not None or evidence.layouts:
+        return named
+    return "tensor hidden_norm.weight" if _has_backbone(evidence) else None
+
+
+def _claim_laguna(evidence: Evidence) -> str | None:
+    if evidence.is_speculators:
+        return None
+    if evidence.config_mark("dflash_config") is None:
+        return evidence.architecture_mark("DFlashLagunaForCausalLM")
+    return evidence.architecture_mark("DFlashLagunaForCausalLM") or evidence.value_mark(
+        "model_type", "laguna"
+    )
+
+
+def _claim_dspark(evidence: Evidence) -> str | None:
+    if evidence.is_speculators:
+        return None
+    if _projector(evidence) == "dspark":
+        return evidence.config_mark("dflash_config")
+    prefixed = evidence.config_mark("dspark_block_size") if _has_backbone(evidence) else None
+    return (
+        evidence.architecture_mark(*_DSPARK_CLASSES)
+        or evidence.config_mark("dspark_config")
+        or prefixed
+        or evidence.layout_mark("dspark")
+    )
+
+
+def _claim_flat_dspark(evidence: Evidence) -> str | None:
+    return None if evidence.is_speculators else evidence.layout_mark("dspark-flat")
+
+
+def _claim_dflash2(evidence: Evidence) -> str | None:
+    if evidence.is_speculators:
+        return None
+    return evidence.architecture_mark("DFlash2DraftModel") or evidence.layout_mark("dflash2")
+
+
+def _claim_domino(evidence: Evidence) -> str | None:
+    if evidence.is_speculators:
+        return None
+    if _projector(evidence) == "domino":
+        return evidence.config_mark("dflash_config")
+    return evidence.architecture_mark("DominoDraftModel") or evidence.layout_mark("domino")
+
+
+def _speculators(kind: str, title: str, source: str, *layouts: str) -> Format:
+    entry = speculators.KINDS[kind]
+    return Format(
+        name=entry.format,
+        title=title,
+        role="draft",
+        algorithm=entry.algorithm,
+        layouts=layouts,
+        claim=lambda evidence: evidence.value_mark("speculators_model_type", kind),
+        read=partial(speculators.read, kind=entry),
+        source=source,
+    )
 
 
 FORMATS: tuple[Format, ...] = (
-    Format(
-        name="speculators-dspark",
-        title="DSpark, Speculators",
-        role="draft",
-        algorithm="dspark",
-        layouts=("dspark",),
-        claim=lambda evidence: evidence.value_mark("speculators_model_type", "dspark"),
-        read=speculators_dspark.read,
-        source="Speculators 0.7 to 0.9 DSparkSpeculatorConfig",
-        refines=("deepspec-dspark",),
+    _speculators("dflash", "DFlash, Speculators", "Speculators 0.5 to 0.9 DFlashSpeculatorConfig"),
+    _speculators(
+        "dflash2", "DFlash2, Speculators", "Speculators 0.9 DFlash2SpeculatorConfig", "dflash2"
     ),
-    Format(
-        name="deepspec-dspark",
-        title="DSpark, DeepSpec",
-        role="draft",
-        algorithm="dspark",
-        layouts=("dspark",),
-        claim=lambda evidence: (
-            evidence.config_mark("dspark_config", "dspark_block_size")
-            or evidence.architecture_mark(
-                "Qwen3DSparkModel", "Gemma4DSparkModel", "Qwen3OmniDSparkModel"
-            )
-        ),
-        read=None,
-        source="deepseek-ai/DeepSpec",
-        refines=("zlab-dflash",),
+    _speculators(
+        "dspark", "DSpark, Speculators", "Speculators 0.7 to 0.9 DSparkSpeculatorConfig", "dspark"
+    ),
+    _speculators(
+        "xpress", "XPress, Speculators", "Speculators 0.9 XPressSpeculatorConfig", "xpress"
     ),
     Format(
         name="zlab-dflash",
@@ -58,8 +124,8 @@ FORMATS: tuple[Format, ...] = (
         algorithm="dflash",
         layouts=(),
         claim=_claim_dflash,
-        read=None,
-        source="z-lab/dflash",
+        read=partial(flat.read, dialect=flat.ZLAB_DFLASH),
+        source="z-lab/dflash 0.1.0 DFlashDraftModel",
     ),
     Format(
         name="zlab-dflash2",
@@ -67,14 +133,43 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="dflash2",
         layouts=("dflash2",),
-        claim=lambda evidence: (
-            None
-            if evidence.is_speculators
-            else evidence.architecture_mark("DFlash2DraftModel") or evidence.layout_mark("dflash2")
-        ),
-        read=None,
-        source="z-lab/dflash DFlash2",
+        claim=_claim_dflash2,
+        read=partial(flat.read, dialect=flat.ZLAB_DFLASH2),
+        source="z-lab/dflash 0.1.0 DFlash2DraftModel",
         refines=("zlab-dflash",),
+    ),
+    Format(
+        name="laguna-dflash",
+        title="DFlash, Laguna",
+        role="draft",
+        algorithm="dflash",
+        layouts=(),
+        claim=_claim_laguna,
+        read=partial(flat.read, dialect=flat.LAGUNA_DFLASH),
+        source="poolside/Laguna-S-2.1-DFlash",
+        refines=("zlab-dflash",),
+    ),
+    Format(
+        name="deepspec-dspark",
+        title="DSpark and DFlash, DeepSpec; DSpark, SpecForge",
+        role="draft",
+        algorithm="dspark",
+        layouts=("dspark",),
+        claim=_claim_dspark,
+        read=partial(flat.read, dialect=flat.DEEPSPEC_DSPARK),
+        source="deepseek-ai/DeepSpec; sgl-project/SpecForge DSparkDraftModel",
+        refines=("zlab-dflash",),
+    ),
+    Format(
+        name="modelopt-dspark",
+        title="DSpark, ModelOpt",
+        role="draft",
+        algorithm="dspark",
+        layouts=("dspark-flat",),
+        claim=_claim_flat_dspark,
+        read=partial(flat.read, dialect=flat.MODELOPT_DSPARK),
+        source="NVIDIA Model-Optimizer DSpark export, pull request 2149",
+        refines=("deepspec-dspark", "zlab-dflash"),
     ),
     Format(
         name="domino",
@@ -82,13 +177,21 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="domino",
         layouts=("domino",),
-        claim=lambda evidence: (
-            None
-            if evidence.is_speculators
-            else evidence.architecture_mark("DominoDraftModel") or evidence.layout_mark("domino")
-        ),
-        read=None,
-        source="SpecForge DominoDraftModel",
+        claim=_claim_domino,
+        read=partial(flat.read, dialect=flat.DOMINO),
+        source="SpecForge and ModelOpt DominoDraftModel",
         refines=("zlab-dflash",),
+    ),
+    Format(
+        name="deepseek-v4-dspark",
+        title="DSpark inside DeepSeek-V4",
+        role="draft",
+        algorithm="dspark",
+        layouts=("dspark-stages",),
+        claim=lambda evidence: evidence.layout_mark("dspark-stages"),
+        read=bundled.read,
+        source="deepseek-ai DeepSeek-V4-*-DSpark",
+        is_bundled=True,
+        refines=("deepspec-dspark",),
     ),
 )
