@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_PICKLE_BYTES = 256 << 20
+_FREE_OBJECTS = 100_000
+_BYTES_PER_OBJECT = 2  # one tensor of a state dict: ten objects in some 150 bytes
 
 
 class PickleRefusedError(Exception):
@@ -82,6 +84,7 @@ class PickleMachine:
         self._has_placeholders = has_placeholders
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._num_containers = 0
 
     def run(self, raw: bytes) -> Any:
         """Return the object described by `raw`.
@@ -92,11 +95,14 @@ class PickleMachine:
         """
         if len(raw) > MAX_PICKLE_BYTES:
             raise PickleRefusedError(f"the pickle has {len(raw)} bytes, limit {MAX_PICKLE_BYTES}")
+        most = max(_FREE_OBJECTS, len(raw) // _BYTES_PER_OBJECT)
         try:
             for opcode, argument, position in pickletools.genops(raw):
                 if opcode.name == "STOP":
                     return self._pop()
                 self._step(opcode.name, argument, position)
+                if self._num_containers + len(self._memo) > most:
+                    raise PickleRefusedError(f"more than {most} objects in {len(raw)} bytes")
         except PickleRefusedError:
             raise
         except (ValueError, IndexError, KeyError, TypeError, UnicodeError, OverflowError) as error:
@@ -137,6 +143,7 @@ class PickleMachine:
 
     def _step_container(self, name: str, argument: Any, position: int | None) -> None:
         stack = self._stack
+        self._num_containers += 1
         if name in _SMALL_TUPLES:
             items = [self._pop() for _ in range(_SMALL_TUPLES[name])]
             stack.append(tuple(reversed(items)))

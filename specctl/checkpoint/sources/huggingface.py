@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from specctl.checkpoint.sources.hub import HubError, HubName, Listing, Reply, status_error
+from specctl.checkpoint.sources.hub import HubError, HubName, Listing, Reply, Trouble, status_error
 
 _MARKERS = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 _HTTP_LIBRARIES = ("httpx", "httpx2")
@@ -34,7 +34,7 @@ class _StreamedReply:
     def chunks(self) -> Iterator[bytes]:
         """Yield the body."""
         try:
-            yield from self._response.iter_bytes(1 << 16)
+            yield from self._response.iter_bytes()  # as it comes: a cut loses nothing
         except self._http.TimeoutException as error:
             raise HubError("unreachable", f"no byte of {self._what} came in time") from error
         except self._http.HTTPError as error:
@@ -116,7 +116,10 @@ class HuggingFaceHub:
         response = getattr(error, "response", None)
         if response is not None and response.status_code >= 400:
             if response.status_code == 404 and "x-error-code" not in response.headers:
-                return HubError("repository", f"the hub answers 404 for {what}")
+                # A mirror may leave the code out; a web page comes from something else.
+                is_page = "html" in response.headers.get("content-type", "")
+                trouble: Trouble = "answer" if is_page else "repository"
+                return HubError(trouble, f"`{self._endpoint}` answers 404 for {what}")
             return status_error(response.status_code, response.headers, what)
         if isinstance(error, self._http.TimeoutException):
             return HubError("unreachable", f"`{self._endpoint}` does not answer in time")
@@ -161,6 +164,12 @@ class HuggingFaceHub:
 
     def download(self, path: str, revision: str) -> Path:
         """Download into the client's cache; it resumes and verifies on its own."""
+        # Asked for by its name, so that the cache remembers which commit the name meant and
+        # `--offline` finds it; by commit when the name has moved on.
+        found = self._download(path, self.name.revision or "main")
+        return found if revision in found.parts else self._download(path, revision)
+
+    def _download(self, path: str, revision: str) -> Path:
         try:
             found = self._hub.hf_hub_download(
                 self.name.repository,

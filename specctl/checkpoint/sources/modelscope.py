@@ -18,6 +18,7 @@ from specctl.checkpoint.sources.hub import HubError, HubName, Listing, Reply, st
 
 DEFAULT_REVISION = "master"
 _MODEL = "model"
+_CHUNK_BYTES = 8192  # what a cut connection loses of the bytes that came
 
 
 class _StreamedReply:
@@ -33,7 +34,7 @@ class _StreamedReply:
     def chunks(self) -> Iterator[bytes]:
         """Yield the body."""
         try:
-            yield from self._response.iter_content(1 << 16)
+            yield from self._response.iter_content(_CHUNK_BYTES)
         except self._http.RequestException as error:
             if isinstance(error, self._http.Timeout) or "timed out" in str(error):
                 raise HubError("unreachable", f"no byte of {self._what} came in time") from error
@@ -71,7 +72,8 @@ class ModelScopeHub:
         with warnings.catch_warnings():
             # MODELSCOPE_DOMAIN is what its users set; that it has a newer name is not ours to say.
             warnings.simplefilter("ignore", FutureWarning)
-            return self._client.HubApi(endpoint=endpoint)
+            # A configuration of its own: the client's default is made once for a process.
+            return self._client.HubApi(config=self._client.HubConfig(endpoint=endpoint))
 
     def listing(self) -> Listing:
         """Return the files of the branch or tag; the client retries on its own."""
@@ -87,9 +89,7 @@ class ModelScopeHub:
             raise self._meaning(error, what) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # As for Hugging Face: JSON of another kind of server, used by the client unchecked.
-            raise HubError(
-                "answer", "the server does not answer as a hub", expected="a list of files"
-            ) from error
+            raise _no_hub() from error
         return Listing(
             revision=revision,
             pinned=revision,
@@ -118,6 +118,8 @@ class ModelScopeHub:
             wait = getattr(error, "retry_after", None)
             headers = {} if wait is None else {"retry-after": str(wait)}
             return status_error(status, headers, what)
+        if isinstance(error, self._http.InvalidJSONError):
+            return _no_hub()
         first_line = str(error).partition("\n")[0][:300] or type(error).__name__
         return HubError("unreachable", f"no answer for {what}: {first_line}", is_passing=False)
 
@@ -179,3 +181,7 @@ class ModelScopeHub:
         is_filed = root.parent.name == "snapshots"
         below = root / self.name.subfolder if self.name.subfolder else root
         return below, root.name if is_filed else revision
+
+
+def _no_hub() -> HubError:
+    return HubError("answer", "the server does not answer as a hub", expected="a list of files")
