@@ -67,6 +67,9 @@ _LITERALS = frozenset(
     )
 )
 _IGNORED = frozenset(("PROTO", "FRAME"))
+_CONTAINERS = frozenset(
+    ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT")
+)
 _SMALL_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -143,7 +146,7 @@ class PickleMachine:
 
     def _step_container(self, name: str, argument: Any, position: int | None) -> None:
         stack = self._stack
-        self._num_containers += 1
+        self._num_containers += name in _CONTAINERS
         if name in _SMALL_TUPLES:
             items = [self._pop() for _ in range(_SMALL_TUPLES[name])]
             stack.append(tuple(reversed(items)))
@@ -186,6 +189,7 @@ class PickleMachine:
         elif name == "BINPERSID":
             stack.append(PersistentId(self._pop()))
         elif name == "REDUCE":
+            self._num_containers += 1
             arguments, function = self._pop(), self._pop()
             stack.append(self._reduce(function, arguments, position))
         elif name == "BUILD":
