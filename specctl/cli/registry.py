@@ -65,6 +65,16 @@ COMMANDS: tuple[Command, ...] = (
         ),
     ),
     Command(
+        name="convert",
+        summary="Write a draft in another dialect, the same tensors byte for byte",
+        examples=(
+            "specctl convert path/to/draft --to speculators --target path/to/target "
+            "--num-speculative-tokens 5 -o converted",
+            "specctl convert path/to/target --to speculators --num-speculative-tokens 1 -o mtp",
+            "specctl convert path/to/draft --to modelopt -o converted --dry-run",
+        ),
+    ),
+    Command(
         name="build-token-map",
         summary="Count a corpus and write a reduced vocabulary",
         examples=(

@@ -10,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from specctl.contract.manifest import Decoder, Rope
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import Decoder, Rope, TensorRef
 from specctl.contract.vocabulary_map import absolute_to_offsets, pack_int64, target_mask
 from specctl.draft import DraftCheckpoint
+from specctl.formats.fields import CONFIG
 from specctl.formats.names import NameTable
-from specctl.formats.written import Copy, TensorSource, Values
+from specctl.formats.written import (
+    Copy,
+    Rows,
+    Span,
+    TensorSource,
+    Values,
+    WriteRequest,
+    unable,
+)
 
+SPECULATORS_VERSION = "0.9.0"
+"""Version of the library whose classes the Speculators writers fill."""
 VOCABULARY_ROLES = ("d2t", "t2d")
 DTYPE_NAMES: Mapping[str, str] = {
     "BF16": "bfloat16",
@@ -137,3 +149,99 @@ def map_tensors(draft: DraftCheckpoint, *, with_mask: bool = True) -> dict[str, 
     else:
         found["t2d"] = Values(dtype="BOOL", out_shape=(size,), data=mask)
     return found
+
+
+def speculators_section(
+    request: WriteRequest, *, algorithm: str, num_tokens: int
+) -> dict[str, Any]:
+    """Return `speculators_config`: one greedy proposal method and the target."""
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {
+                "accept_tolerance": 0.0,
+                "proposal_type": "greedy",
+                "speculative_tokens": num_tokens,
+                "verifier_accept_k": 1,
+            }
+        ],
+        "verifier": {
+            "architectures": _target_architectures(request),
+            "name_or_path": request.target_name,
+        },
+    }
+
+
+def _target_architectures(request: WriteRequest) -> list[str]:
+    if request.target is not None and request.target.architecture:
+        return [request.target.architecture]
+    section = request.draft.config.get("speculators_config")
+    target = section.get("verifier") if isinstance(section, dict) else None
+    names = target.get("architectures") if isinstance(target, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def speculators_problems(request: WriteRequest) -> list[Diagnostic]:
+    """Return SD602 for what every Speculators config must say and the draft leaves open."""
+    problems: list[Diagnostic] = []
+    if request.draft.geometry is None:
+        problems.append(
+            unable(
+                where=CONFIG,
+                message="a Speculators config states the number of draft tokens, which is open",
+                expected="--num-speculative-tokens N",
+                found="nothing",
+            )
+        )
+    if request.target_name is None:
+        problems.append(
+            unable(
+                where=CONFIG,
+                message="a Speculators config names the target, which is not known here",
+                expected="--target TARGET or --target-name NAME",
+                found="nothing",
+            )
+        )
+    return problems
+
+
+def own_or_target(request: WriteRequest, role: str) -> TensorSource | Diagnostic:
+    """Return the draft's embedding or head, else the target's cut to the draft's vocabulary.
+
+    Args:
+        request: the draft and, where the draft has no tensor of its own, the target.
+        role: `embedding` or `head`.
+
+    Returns:
+        The tensor, or SD602 when there is none that fits.
+    """
+    draft, target = request.draft, request.target
+    if role in draft.tensors:
+        return Copy(ref=draft.tensors[role])
+    ref = None if target is None else target.embedding if role == "embedding" else target.head
+    if ref is None:
+        return unable(
+            where=CONFIG,
+            message=f"the dialect stores the {role}, and the draft takes the target's",
+            expected="--target TARGET",
+            found=f"no {role}",
+        )
+    size, width = draft.target_vocab_size, draft.hidden_size
+    if size is None or len(ref.shape) != 2 or ref.shape[0] < size or ref.shape[1] != width:
+        return unable(
+            where=f"target {ref.file}::{ref.key}",
+            message=f"the target's {role} does not have the draft's shape",
+            expected=f"at least {size} rows of {width}",
+            found=" x ".join(map(str, ref.shape)),
+        )
+    return _cut(ref, draft if role == "head" else None, size)
+
+
+def _cut(ref: TensorRef, draft: DraftCheckpoint | None, size: int) -> TensorSource:
+    """Return the target's matrix: the rows of a reduced map, or the first `size`."""
+    if draft is not None and draft.map_kind == "reduced" and draft.draft_to_target is not None:
+        return Rows(ref=ref, rows=draft.draft_to_target, origin="target")
+    if ref.shape[0] == size:
+        return Copy(ref=ref, origin="target")
+    return Span(ref=ref, begin_bytes=0, shape=(size, *ref.shape[1:]), origin="target")

@@ -1,0 +1,155 @@
+"""`specctl convert`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specctl.checkpoint import Access
+from specctl.cli import output
+from specctl.cli.access_options import AllowPickle, Offline
+from specctl.cli.commands.manifest import Numbering, parse_layer_ids
+from specctl.cli.convert_answer import answer_report
+from specctl.convert.dialects import dialect_names
+from specctl.convert.layout import DEFAULT_SHARD_BYTES
+from specctl.convert.sizes import parse_size
+from specctl.formats.written import LOSSES
+from specctl.ops.convert import Options
+from specctl.ops.convert import convert as run_convert
+from specctl.ops.draft_parts import Given
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Draft, or target with prediction layers: directory, hf:org/name, ms:org/name.",
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="DIALECT", help="What to write; `--to help` lists the names."),
+    ],
+    out: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="OUT", help="Directory to write.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="TARGET", help="Target of the draft: its head, embedding and name."
+        ),
+    ] = None,
+    target_name: Annotated[
+        str | None,
+        typer.Option("--target-name", metavar="NAME", help="Hub id to record as the target."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="LOSS", help="Accept a named loss; may be repeated."),
+    ] = None,
+    token_map: Annotated[
+        str | None,
+        typer.Option(
+            "--token-map", metavar="FILE", help="Cut a full head to these target ids (d2t, t2d)."
+        ),
+    ] = None,
+    full_vocabulary: Annotated[
+        bool,
+        typer.Option(
+            "--full-vocabulary", help="Put the target's full head back where rows were cut from it."
+        ),
+    ] = False,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."
+        ),
+    ] = None,
+    aux_layer_ids: Annotated[
+        str | None,
+        typer.Option(
+            "--aux-layer-ids",
+            metavar="I,J,K",
+            help="Captured layers, 0-based, output of that layer, -1 = embedding.",
+        ),
+    ] = None,
+    aux_numbering: Annotated[
+        Numbering | None,
+        typer.Option(
+            "--aux-numbering",
+            help="What captured-layer ids count: output (of layers) or boundary (between them).",
+        ),
+    ] = None,
+    max_shard_size: Annotated[
+        str,
+        typer.Option(
+            "--max-shard-size", metavar="SIZE", help="Write shards above this, such as 5GB."
+        ),
+    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB",
+    no_digests: Annotated[
+        bool,
+        typer.Option("--no-digests", help="Do not put a digest of each tensor into specctl.json."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an output directory that specctl wrote.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    offline: Offline = False,
+    allow_pickle: AllowPickle = False,
+) -> None:
+    """Write a draft in another dialect, byte for byte the same tensors.
+
+    The output is read again before it appears, whole or not at all; an output that is there and
+    equal is left alone. Exit 1 when a finding is an error: nothing is written then.
+    """
+    if to == "help":
+        output.answer("\n".join(dialect_names()))
+        return
+    if out is None:
+        raise typer.BadParameter("name the directory to write", param_hint="--output")
+    report = run_convert(
+        source,
+        to=to,
+        out=out,
+        target=target,
+        given=Given(
+            num_speculative_tokens=num_speculative_tokens,
+            aux_layer_ids=parse_layer_ids(aux_layer_ids),
+            aux_numbering=None if aux_numbering is None else aux_numbering.value,
+            target_name=target_name,
+        ),
+        allow=known_losses(allow or ()),
+        token_map=token_map,
+        is_full_vocabulary=full_vocabulary,
+        options=Options(
+            max_shard_bytes=shard_bytes(max_shard_size),
+            is_forced=force,
+            is_dry_run=dry_run,
+            has_digests=not no_digests,
+            access=Access(offline=offline, allow_pickle=allow_pickle),
+        ),
+    )
+    answer_report(report, as_json=json)
+
+
+def known_losses(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names; one that is no loss is wrong usage."""
+    for name in names:
+        if name not in LOSSES:
+            raise typer.BadParameter(
+                f"`{name}` is no loss; the names are {', '.join(LOSSES)}", param_hint="--allow"
+            )
+    return tuple(names)
+
+
+def shard_bytes(text: str) -> int:
+    """Return the bytes of `--max-shard-size`."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--max-shard-size") from error

@@ -1,0 +1,307 @@
+"""Write a draft in another dialect: read, ask the dialect's writer, judge the losses, write.
+
+Invariants: nothing is written while a finding is an error. A finding that only says that a fact is
+open (SD301, SD303, SD306) is left to the writer, which reports what its dialect needs. A loss is an
+error until the user names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from specctl.checkpoint import DEFAULT_ACCESS, Access
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
+from specctl.convert.dialects import find_dialect
+from specctl.convert.engine import Plan, write
+from specctl.convert.layout import DEFAULT_SHARD_BYTES, json_bytes, plan_layout
+from specctl.convert.losses import general_losses, judge_losses
+from specctl.convert.provenance import provenance_record, tensor_origin
+from specctl.convert.reading import Moved
+from specctl.convert.side_files import side_files
+from specctl.convert.verify import OPEN_FACTS, check_written, unused_tensors
+from specctl.convert.vocabulary import full, reduced
+from specctl.formats.format import Format
+from specctl.formats.written import WriteRequest, Written, loss_of
+from specctl.ops.convert_report import ConvertReport, OutputFileFacts, OutputTensor
+from specctl.ops.draft_parts import NOTHING_GIVEN, Given, Parts, read_parts
+from specctl.ops.load import located
+from specctl.ops.report import finding
+from specctl.tokenmap.files import read_token_map
+
+_SETTLED_BY_LOSS = frozenset({"SD502"})  # `unmapped-tensors` says the same, and can be allowed
+
+
+def _no_bytes(count: int) -> None:
+    return
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How an output is written.
+
+    Args:
+        max_shard_bytes: a larger output is written in shards.
+        is_forced: replace a directory that specctl wrote.
+        is_dry_run: plan only.
+        has_digests: take the digest of every tensor.
+        moved: told the bytes that were read.
+        access: what is allowed while sources are read.
+    """
+
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES
+    is_forced: bool = False
+    is_dry_run: bool = False
+    has_digests: bool = True
+    moved: Moved = _no_bytes
+    access: Access = DEFAULT_ACCESS
+
+
+USUAL = Options()
+
+
+def convert(
+    source: str,
+    *,
+    to: str,
+    out: str,
+    target: str | None = None,
+    given: Given = NOTHING_GIVEN,
+    allow: tuple[str, ...] = (),
+    token_map: str | None = None,
+    is_full_vocabulary: bool = False,
+    options: Options = USUAL,
+) -> ConvertReport:
+    """Write a draft, or the prediction layers of a target, in another dialect.
+
+    Args:
+        source: directory of a draft, or of a target with prediction layers.
+        to: dialect, a name of `specctl.convert.dialects`.
+        out: directory to write.
+        target: directory of the target, where the dialect or an open fact needs it.
+        given: facts that the user states.
+        allow: names of the losses that are accepted.
+        token_map: file of target ids that the head is cut to.
+        is_full_vocabulary: give a cut draft the target's full head again.
+        options: how it is written.
+    """
+    try:
+        parts = read_parts(source, target, given, access=options.access)
+        entry = find_dialect(to, parts.draft.algorithm)
+        parts, transform = _other_vocabulary(parts, token_map, is_full=is_full_vocabulary)
+    except DiagnosticError as error:
+        return refused(source, None, None, out, error.diagnostics)
+    given_facts = given.by_option() | {
+        "--token-map": None if token_map is None else Path(token_map).name,
+        "--full-vocabulary": is_full_vocabulary or None,
+    }
+    return write_draft(
+        parts,
+        entry,
+        out=out,
+        target_name=given.target_name,
+        given=given_facts,
+        allow=allow,
+        options=options,
+        transform=transform,
+    )
+
+
+def _other_vocabulary(
+    parts: Parts, token_map: str | None, *, is_full: bool
+) -> tuple[Parts, Callable[[Written], Written]]:
+    if token_map is not None:
+        size = parts.draft.target_vocab_size
+        changed = reduced(parts.draft, parts.target, read_map(token_map, target_vocab_size=size))
+    elif is_full:
+        changed = full(parts.draft, parts.target, parts.checkpoints)
+    else:
+        return parts, lambda written: written
+    diagnostics = (*parts.diagnostics, *changed.diagnostics)
+    return replace(parts, draft=changed.draft, diagnostics=diagnostics), changed.apply
+
+
+def read_map(path: str, *, target_vocab_size: int | None) -> tuple[int, ...]:
+    """Return the ids of a token map file.
+
+    Raises:
+        DiagnosticError: SD402, SD404 or SD420, with a place that starts at the file's directory.
+    """
+    try:
+        return read_token_map(path, target_vocab_size=target_vocab_size)
+    except DiagnosticError as error:
+        raise DiagnosticError(located(error.diagnostics, str(Path(path).parent))) from error
+
+
+def write_draft(
+    parts: Parts,
+    entry: Format,
+    *,
+    out: str,
+    target_name: str | None,
+    given: Mapping[str, object],
+    allow: tuple[str, ...],
+    options: Options,
+    transform: Callable[[Written], Written] = lambda written: written,
+) -> ConvertReport:
+    """Write a draft through a format's writer and report what was done.
+
+    Args:
+        parts: the draft.
+        entry: format to write; it has a writer.
+        out: directory to write.
+        target_name: hub id or path to record as the target; None: as the draft names it.
+        given: option -> value, for the provenance.
+        allow: names of accepted losses.
+        options: how it is written.
+        transform: changes what the writer returned, such as rows gathered from a head.
+    """
+    if entry.write is None:
+        raise ValueError(f"`{entry.name}` has no writer")
+    name = target_name or parts.draft.target_name or parts.target_source
+    request = WriteRequest(draft=parts.draft, target=parts.target, target_name=name)
+    written = transform(entry.write(request))
+    own = located((*written.diagnostics, *general_losses(parts.draft)), parts.source)
+    found = judge_losses((*_left_open(parts.diagnostics), *own), allow)
+    losses = tuple(sorted({name for d in found if (name := loss_of(d)) is not None}))
+    if not has_errors(found):
+        found = (*found, *_unused(parts, written, losses))
+    if has_errors(found):
+        return refused(parts.source, parts.draft.format, entry.name, out, found)
+    record = provenance_record(
+        parts.checkpoints,
+        command="convert",
+        source_format=parts.draft.format,
+        written_format=entry.name,
+        given=given,
+        diagnostics=found,
+    )
+    plan = Plan(
+        checkpoints=parts.checkpoints,
+        config=json_bytes(dict(written.config)),
+        layout=plan_layout(written.tensors, max_shard_bytes=options.max_shard_bytes),
+        side_files=side_files(
+            written,
+            parts.checkpoints["draft"].file_names,
+            origin="draft",
+            is_bundled=parts.is_bundled,
+        ),
+        record=record,
+    )
+
+    def check(directory: Path) -> None:
+        check_written(directory, parts.draft, entry.name, losses, parts.target)
+
+    return carry_out(
+        plan,
+        ConvertReport(
+            source=parts.source,
+            source_format=parts.draft.format,
+            written_format=entry.name,
+            output=out,
+            state="planned",
+            files=_files(plan),
+            tensors=_tensors(plan),
+            losses_allowed=losses,
+            fixes=(),
+            config_changes=(),
+            renames=(),
+            diagnostics=tuple(finding(d) for d in found),
+        ),
+        check=check,
+        options=options,
+    )
+
+
+def carry_out(
+    plan: Plan, report: ConvertReport, *, check: Callable[[Path], None], options: Options
+) -> ConvertReport:
+    """Write a plan unless this is a dry run; return the report with what became of it."""
+    if options.is_dry_run:
+        return report
+    try:
+        outcome = write(
+            plan,
+            Path(report.output),
+            is_forced=options.is_forced,
+            has_digests=options.has_digests,
+            check=check,
+            moved=options.moved,
+        )
+    except DiagnosticError as error:
+        more = tuple(finding(d) for d in error.diagnostics)
+        return msgspec.structs.replace(
+            report,
+            state="refused",
+            files=(),
+            tensors=(),
+            diagnostics=(*report.diagnostics, *more),
+        )
+    return msgspec.structs.replace(report, state=outcome.state)
+
+
+def refused(
+    source: str,
+    source_format: str | None,
+    written_format: str | None,
+    out: str,
+    diagnostics: Iterable[Diagnostic],
+) -> ConvertReport:
+    """Return the report of a conversion that was not done."""
+    return ConvertReport(
+        source=source,
+        source_format=source_format,
+        written_format=written_format,
+        output=out,
+        state="refused",
+        files=(),
+        tensors=(),
+        losses_allowed=(),
+        fixes=(),
+        config_changes=(),
+        renames=(),
+        diagnostics=tuple(finding(d) for d in diagnostics),
+    )
+
+
+def _left_open(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yield findings with those as infos that the writer, or a named loss, decides."""
+    for item in diagnostics:
+        is_left = item.code in OPEN_FACTS or item.code in _SETTLED_BY_LOSS
+        yield msgspec.structs.replace(item, severity="info") if is_left else item
+
+
+def _unused(parts: Parts, written: Written, losses: tuple[str, ...]) -> Iterator[Diagnostic]:
+    for role in unused_tensors(parts.draft, written, losses):
+        ref = parts.draft.tensors[role]
+        yield diagnose(
+            "SD602",
+            where=f"{parts.source}/{ref.file}::{ref.key}",
+            message=f"the dialect's writer has no place for `{ref.key}` (role `{role}`)",
+            expected="every tensor written, or a named loss",
+            found="a tensor left over",
+        )
+
+
+def _files(plan: Plan) -> tuple[OutputFileFacts, ...]:
+    return tuple(
+        OutputFileFacts(file=file.name, size_bytes=file.size, num_tensors=len(file.tensors))
+        for file in plan.layout.files
+    )
+
+
+def _tensors(plan: Plan) -> tuple[OutputTensor, ...]:
+    return tuple(
+        OutputTensor(
+            key=key,
+            file=file.name,
+            dtype=source.dtype,
+            shape=source.out_shape,
+            source=tensor_origin(source),
+        )
+        for file in plan.layout.files
+        for key, source in file.tensors.items()
+    )

@@ -1,0 +1,157 @@
+"""Read the draft that `convert` and `normalize` write, with the facts that target and user add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from specctl import checks, formats
+from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.draft import AuxNumbering, DraftCheckpoint, TargetCheckpoint
+from specctl.formats.written import Origin
+from specctl.ops.load import Loaded, fit, load, located
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """Facts that the user states; None leaves a fact to the files.
+
+    Args:
+        target_name: hub id or path to record as the target.
+        aux_layer_ids: captured layers, counted as `aux_numbering` says.
+    """
+
+    num_speculative_tokens: int | None = None
+    aux_layer_ids: tuple[int, ...] | None = None
+    aux_numbering: AuxNumbering | None = None
+    target_name: str | None = None
+
+    def by_option(self) -> dict[str, object]:
+        """Return option -> value, for the provenance."""
+        ids = None if self.aux_layer_ids is None else list(self.aux_layer_ids)
+        return {
+            "--num-speculative-tokens": self.num_speculative_tokens,
+            "--aux-layer-ids": ids,
+            "--aux-numbering": self.aux_numbering,
+            "--target-name": self.target_name,
+        }
+
+
+NOTHING_GIVEN = Given()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """A draft to write, with its target if there is one.
+
+    Args:
+        source: as the user wrote it.
+        checkpoints: by origin; a bundled draft's target is its own checkpoint.
+        is_bundled: the draft was read out of a target.
+        target_source: as the user wrote it, None without a target.
+        diagnostics: of draft and pair.
+    """
+
+    source: str
+    draft: DraftCheckpoint
+    target: TargetCheckpoint | None
+    checkpoints: Mapping[Origin, Checkpoint]
+    is_bundled: bool
+    target_source: str | None
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def read_parts(
+    source: str, target: str | None, given: Given, *, access: Access = DEFAULT_ACCESS
+) -> Parts:
+    """Return the draft of a source with the facts that target and user add.
+
+    Args:
+        source: directory of a draft, or of a target with prediction layers.
+        target: directory of the target.
+        given: facts that the user states.
+        access: what is allowed while sources are read.
+
+    Raises:
+        DiagnosticError: there is no draft, or the target is none.
+    """
+    loaded = load(source, access=access)
+    if loaded.bundled is not None and loaded.target is not None:
+        return _bundled_parts(loaded, loaded.bundled, given)
+    if loaded.draft is None:
+        raise DiagnosticError(_no_draft(loaded))
+    if target is None:
+        draft = _with_given(loaded.draft, given)
+        findings = _judged(loaded, draft, ())
+        return _parts(loaded, draft, findings)
+    other = load(target, access=access)
+    pair = fit(loaded, other)
+    if pair.draft.draft is None or other.target is None:
+        raise DiagnosticError([d for d in pair.diagnostics if d.severity != "info"])
+    draft = _with_given(pair.draft.draft, given)
+    findings = _judged(loaded, draft, checks.check_pair(draft, other.target))
+    found = located(findings, source, target=target)
+    return _parts(loaded, draft, found, other)
+
+
+def _judged(
+    loaded: Loaded, draft: DraftCheckpoint, pair: Iterable[Diagnostic]
+) -> tuple[Diagnostic, ...]:
+    own = (*draft.diagnostics, *checks.check_draft(draft))
+    return (*loaded.checkpoint.diagnostics, *loaded.detection.diagnostics, *own, *pair)
+
+
+def _parts(
+    loaded: Loaded,
+    draft: DraftCheckpoint,
+    findings: tuple[Diagnostic, ...],
+    other: Loaded | None = None,
+) -> Parts:
+    checkpoints: dict[Origin, Checkpoint] = {"draft": loaded.checkpoint}
+    if other is not None:
+        checkpoints["target"] = other.checkpoint
+    return Parts(
+        source=loaded.source,
+        draft=draft,
+        target=None if other is None else other.target,
+        checkpoints=checkpoints,
+        is_bundled=False,
+        target_source=None if other is None else other.source,
+        diagnostics=located(findings, loaded.source) if other is None else findings,
+    )
+
+
+def _bundled_parts(loaded: Loaded, bundled: DraftCheckpoint, given: Given) -> Parts:
+    draft = _with_given(bundled, given)
+    return Parts(
+        source=loaded.source,
+        draft=draft,
+        target=loaded.target,
+        checkpoints={"draft": loaded.checkpoint, "target": loaded.checkpoint},
+        is_bundled=True,
+        target_source=loaded.source,
+        diagnostics=located(_judged(loaded, draft, ()), loaded.source),
+    )
+
+
+def _with_given(draft: DraftCheckpoint, given: Given) -> DraftCheckpoint:
+    return formats.with_given(
+        draft,
+        num_speculative_tokens=given.num_speculative_tokens,
+        aux_layer_ids=given.aux_layer_ids,
+        aux_numbering=given.aux_numbering,
+    )
+
+
+def _no_draft(loaded: Loaded) -> tuple[Diagnostic, ...]:
+    if loaded.detection.role != "target":
+        return tuple(d for d in loaded.diagnostics if d.severity != "info")
+    finding = diagnose(
+        "SD201",
+        where=f"{loaded.source}/config.json#",
+        message="this is a target without prediction layers; there is no draft to convert",
+        expected="a draft, or a target with one",
+        found="target",
+    )
+    return (finding,)
