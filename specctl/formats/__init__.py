@@ -54,7 +54,7 @@ def read_target(checkpoint: Checkpoint, detection: Detection | None = None) -> T
         raise DiagnosticError(detection.diagnostics)
     if detection.role != "target":
         raise DiagnosticError(_wrong_role("a target", detection.evidence, checkpoint))
-    return huggingface.read(checkpoint)
+    return huggingface.read(checkpoint, detection.bundled)
 
 
 def _wrong_role(wanted: str, evidence: tuple[str, ...], checkpoint: Checkpoint) -> Diagnostic:

@@ -1,14 +1,15 @@
-"""A plain Hugging Face target: dense llama, mistral, qwen2 and qwen3.
+"""A Hugging Face target: dense llama, mistral, qwen2 and qwen3 whole, every other one in outline.
 
-Other architectures give SD203 and still list layer count, embedding and head. The embedding is
-found among all spellings, never in a layer or draft part (SD504). A tied head is the embedding; a
-stored copy of it is not used (SD507). A bundled MTP layer is not part of the target (SD507).
+Other architectures give SD203, a note, and still list layer count, embedding and head. The
+embedding is found among all spellings, never in a layer or draft part (SD504). A tied head is the
+embedding; a stored copy of it is not used (SD507). Bundled prediction layers are not part of the
+target (SD507); what the config promises of them is held against the files (SD241, SD242, SD327).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -24,7 +25,7 @@ from specctl.formats.decoder import (
     read_decoder,
     report_layer_count,
 )
-from specctl.formats.embedding import find_decoys, find_embedding, find_head
+from specctl.formats.embedding import Located, is_decoy_part, locate
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import (
     ARCHITECTURES,
@@ -32,7 +33,8 @@ from specctl.formats.model_types import (
     defaults_rule,
     flat_defaults,
 )
-from specctl.formats.mtp.deepseek import layer_indexes
+from specctl.formats.mtp.bundled import report_bundled
+from specctl.formats.mtp.config import text_fields
 from specctl.formats.names import ROTARY_BUFFER, Matched, Name, NameTable, layer_names
 from specctl.formats.tokenizer import read_tokenizer
 
@@ -58,8 +60,13 @@ class _Stack:
     num_layers: int | None
 
 
-def read(checkpoint: Checkpoint) -> TargetCheckpoint:
-    """Return the target; every defect is in its diagnostics."""
+def read(checkpoint: Checkpoint, bundled: str | None = None) -> TargetCheckpoint:
+    """Return the target; every defect is in its diagnostics.
+
+    Args:
+        checkpoint: the opened files.
+        bundled: format of the prediction layers inside, as `Detection.bundled` names it.
+    """
     findings = Findings()
     root = root_fields(checkpoint.config, findings)
     report_remote_code(root)
@@ -69,20 +76,38 @@ def read(checkpoint: Checkpoint) -> TargetCheckpoint:
     text = root
     if family is None:
         _report_architecture(root, architecture)
-        text = root.section("text_config") or root
+        text = text_fields(root)
     else:
         text = root.with_defaults(flat_defaults(family), defaults_rule(family))
-    is_tied = _is_tied(root, text)
-    embedding = find_embedding(checkpoint.tensors, findings)
-    stored_head = find_head(checkpoint.tensors, findings)
+    located = locate(checkpoint)
+    findings.diagnostics.extend(located.diagnostics)
+    is_tied = located.is_tied if family is None else bool(_flag(text))
+    own = report_bundled(checkpoint, bundled, root, text)
     stack = (
-        _other_stack(checkpoint, text)
+        _other_stack(checkpoint, text, located, own)
         if family is None
-        else _dense_stack(checkpoint, text, family, is_tied=is_tied)
+        else _dense_stack(checkpoint, text, family, located, own, is_tied=bool(is_tied))
     )
+    return _whole(checkpoint, architecture, text, located, stack, is_tied=is_tied)
+
+
+def _flag(text: Fields) -> bool | None:
+    return text.flag("tie_word_embeddings")
+
+
+def _whole(
+    checkpoint: Checkpoint,
+    architecture: str,
+    text: Fields,
+    located: Located,
+    stack: _Stack,
+    *,
+    is_tied: bool | None,
+) -> TargetCheckpoint:
+    findings = text.findings
     tokenizer = read_tokenizer(checkpoint, findings)
     declared = text.integer("vocab_size")
-    vocab_size = declared
+    vocab_size, embedding = declared, located.embedding
     if embedding is not None and embedding.shape:
         vocab_size = embedding.shape[0]
         findings.derived("target.vocab_size", tensor_place(embedding), "rows of the embedding")
@@ -105,7 +130,7 @@ def read(checkpoint: Checkpoint) -> TargetCheckpoint:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_ids=tokenizer.eos_token_ids,
         embedding=embedding,
-        head=embedding if is_tied else stored_head,
+        head=embedding if is_tied else located.stored_head,
         is_head_tied=is_tied,
         tensors=MappingProxyType(dict(stack.tensors)),
         unmapped=stack.unmapped,
@@ -115,9 +140,17 @@ def read(checkpoint: Checkpoint) -> TargetCheckpoint:
     )
 
 
-def _dense_stack(checkpoint: Checkpoint, root: Fields, family: Family, *, is_tied: bool) -> _Stack:
+def _dense_stack(
+    checkpoint: Checkpoint,
+    root: Fields,
+    family: Family,
+    located: Located,
+    bundled: Collection[str],
+    *,
+    is_tied: bool,
+) -> _Stack:
     findings = root.findings
-    tensors = _without_other_parts(checkpoint.tensors, findings)
+    tensors = _without_other_parts(checkpoint.tensors, located, bundled, findings)
     matched = _without_tied_copy(NAMES.match(tensors, findings), findings, is_tied=is_tied)
     stored = count_layers(matched.tensors)
     stated = root.integer("num_hidden_layers", maximum=MAX_LAYERS, is_required=True)
@@ -166,44 +199,52 @@ def _without_layers(matched: Matched, num_layers: int) -> Matched:
     )
 
 
-def _other_stack(checkpoint: Checkpoint, text: Fields) -> _Stack:
+def _other_stack(
+    checkpoint: Checkpoint, text: Fields, located: Located, bundled: Collection[str]
+) -> _Stack:
     findings = text.findings
-    for entry in find_decoys(checkpoint.tensors):
-        _report_decoy(entry, findings)
     tensors = {}
-    embedding = find_embedding(checkpoint.tensors, None)
-    head = find_head(checkpoint.tensors, None)
-    if embedding is not None:
-        tensors["embedding"] = embedding
-    if head is not None:
-        tensors["head"] = head
-    indexes = [int(match[1]) for key in checkpoint.tensors if (match := _ANY_LAYER.search(key))]
+    if located.embedding is not None:
+        tensors["embedding"] = located.embedding
+    if located.stored_head is not None:
+        tensors["head"] = located.stored_head
+    _without_other_parts(checkpoint.tensors, located, bundled, findings)
     stated = text.integer("num_hidden_layers")
     return _Stack(
         decoder=None,
         tensors=tensors,
         unmapped=(),
-        num_layers=stated or max(indexes, default=-1) + 1 or None,
+        num_layers=stated or _counted_layers(checkpoint.tensors, bundled),
     )
 
 
+def _counted_layers(keys: Iterable[str], bundled: Collection[str]) -> int | None:
+    indexes = [
+        int(found[1])
+        for key in keys
+        if key not in bundled and (found := _ANY_LAYER.search(key)) and not is_decoy_part(key)
+    ]
+    return max(indexes, default=-1) + 1 or None
+
+
 def _without_other_parts(
-    tensors: Mapping[str, TensorEntry], findings: Findings
+    tensors: Mapping[str, TensorEntry],
+    located: Located,
+    bundled: Collection[str],
+    findings: Findings,
 ) -> Mapping[str, TensorEntry]:
-    decoys = {entry.key for entry in find_decoys(tensors)}
+    decoys = {ref.key for ref in located.decoys}
     for key in sorted(decoys):
         _report_decoy(tensors[key], findings)
-    bundled = tuple(f"model.layers.{index}." for index in layer_indexes(tensors))
-    rest = {key: entry for key, entry in tensors.items() if key not in decoys}
-    for prefix in bundled:
-        own = sorted(key for key in rest if key.startswith(prefix))
+    own = sorted(key for key in bundled if key not in decoys)
+    if own:
         findings.add(
             "SD507",
-            where=rest[own[0]].describe(),
-            message=f"{len(own)} tensors of `{prefix}` are a bundled MTP layer, not the target's",
+            where=tensors[own[0]].describe(),
+            message=f"{len(own)} tensors are bundled prediction layers, not the target's",
         )
-        rest = {key: entry for key, entry in rest.items() if not key.startswith(prefix)}
-    return rest
+    gone = decoys.union(bundled)
+    return {key: entry for key, entry in tensors.items() if key not in gone}
 
 
 def _without_tied_copy(matched: Matched, findings: Findings, *, is_tied: bool) -> Matched:
@@ -230,15 +271,11 @@ def _report_decoy(entry: TensorEntry, findings: Findings) -> None:
 def _report_architecture(root: Fields, architecture: str) -> None:
     root.findings.add(
         "SD203",
+        severity="info",
         where=root.where("architectures"),
-        message=f"targets of architecture `{architecture or 'unstated'}` are not supported; "
-        "embedding and head are listed only",
+        message=f"the runtime of this version does not run targets of architecture "
+        f"`{architecture or 'unstated'}`; embedding, head and bundled layers are listed",
         expected=", ".join(ARCHITECTURES),
         found=architecture or "nothing",
+        help="Nothing to do for inspect, validate and convert; serve it with another engine",
     )
-
-
-def _is_tied(root: Fields, text: Fields) -> bool:
-    # The root's flag wins where a multimodal config states it twice, as in transformers.
-    source = root if root.has("tie_word_embeddings") else text
-    return bool(source.flag("tie_word_embeddings"))

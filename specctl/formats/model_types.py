@@ -104,6 +104,23 @@ def read_family(fields: Fields, *, absent_model_type: Family) -> Family | None:
     return None
 
 
+def family_of(fields: Fields, *, absent_model_type: Family) -> Family | None:
+    """Return the family of a config's `model_type`, None without a word for another type.
+
+    For readers of layers that need no `Decoder`.
+    """
+    model_type = fields.text("model_type") or absent_model_type
+    return next((family for family in ARCHITECTURES.values() if family == model_type), None)
+
+
+def with_class_defaults(fields: Fields, *, absent_model_type: Family) -> Fields:
+    """Return a flat config object with the defaults of its class, as it is for another type."""
+    family = family_of(fields, absent_model_type=absent_model_type)
+    if family is None:
+        return fields
+    return fields.with_defaults(flat_defaults(family), defaults_rule(family))
+
+
 def defaults_rule(family: Family) -> str:
     """Return the name under which a class default is recorded."""
     return f"default of transformers {family.capitalize()}Config"

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 
-from specctl.formats.embedding import EMBEDDING_KEYS
+from specctl.formats import block, mtp
+from specctl.formats.embedding import EMBEDDING_KEYS, only_embedding_like, trunk_prefix
 from specctl.formats.format import Evidence, Format
 from specctl.formats.model_types import ARCHITECTURES
 
-BUNDLED_LAYOUTS = ("deepseek-mtp",)
+BUNDLED_LAYOUTS: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        layout
+        for entry in (*mtp.FORMATS, *block.FORMATS)
+        if entry.is_bundled
+        for layout in entry.layouts
+    )
+)
 
 
 def claim(evidence: Evidence) -> str | None:
@@ -17,20 +25,26 @@ def claim(evidence: Evidence) -> str | None:
         is_draft = evidence.is_speculators or "draft_vocab_size" in evidence.config
         return None if is_draft else evidence.architecture_mark(*ARCHITECTURES)
     embedding = next((key for key in EMBEDDING_KEYS if key in evidence.generic), None)
-    if embedding is None or evidence.is_speculators:
+    if evidence.is_speculators:
         return None
+    if embedding is None:  # another spelling, taken only with layers beside it
+        other = only_embedding_like(evidence.generic)
+        is_target = other is not None and _has_trunk(evidence, trunk_prefix(other))
+        return f"tensor {other}" if is_target and not evidence.layouts else None
     # A draft may carry an embedding spelled like a target's; it has no trunk layers beside it.
-    if evidence.layouts and not _has_trunk(evidence, embedding.split(".")[0]):
+    if evidence.layouts and not _has_trunk(evidence, trunk_prefix(embedding)):
         return None
     return f"tensor {embedding}"
 
 
 def _has_trunk(evidence: Evidence, prefix: str) -> bool:
-    """Tell whether layers other than bundled draft layers lie under the embedding's prefix."""
-    trunk = re.compile(re.escape(prefix) + r"\.(?:.*\.)?(?:layers|h|blocks)\.(\d+)\..*")
+    """Tell whether layers other than bundled draft layers lie beside the embedding."""
+    trunk = re.compile(re.escape(prefix) + r"(?:layers|h|blocks)\.(\d+)\..*")
     bundled = {found[1] for key in evidence.layouts.values() if (found := trunk.fullmatch(key))}
-    keys = evidence.generic.values()
-    return any((found := trunk.fullmatch(key)) and found[1] not in bundled for key in keys)
+    return any(
+        (found := trunk.fullmatch(key)) and found[1] not in bundled
+        for key in evidence.generic.values()
+    )
 
 
 TARGET = Format(

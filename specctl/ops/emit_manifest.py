@@ -40,6 +40,7 @@ from specctl.ops.manifest_sections import (
     portable_path,
     vocabulary_section,
 )
+from specctl.ops.not_served import draft_not_served, target_not_served
 from specctl.ops.token_map_file import TokenMap, read_token_map
 
 DEFAULT_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32)
@@ -251,6 +252,7 @@ def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emi
         source=portable_path(parts.target_source, directory), revision=parts.target_revision
     )
     draft, geometry, sharing = _draft_sections(parts, directory, findings)
+    findings += target_not_served(parts.target, parts.target_source)
     if has_errors(findings) or target is None:
         raise _refusal(findings or [_open_facts(parts.target_source)])
     vocabulary, problems = vocabulary_section(
@@ -318,6 +320,8 @@ def _draft_sections(
                 severity="error",
             )
         )
+    if draft is None:
+        findings += draft_not_served(facts, parts.draft_source)
     if draft is None and not has_errors(findings):
         findings.append(_open_facts(parts.draft_source))
     return draft, facts.geometry or NO_DRAFT_GEOMETRY, facts.sharing()

@@ -144,4 +144,13 @@ CODES: tuple[Code, ...] = (
         "another one; nothing crashes and accept length falls to 1.",
         fix="Build a map with `specctl build-token-map`, or leave `--token-map` out",
     ),
+    Code(
+        code="SD716",
+        slug="not-served",
+        severity="error",
+        summary="A manifest was asked for a target or draft that the runtime does not compute.",
+        why="A manifest describes dense llama, mistral, qwen2 or qwen3 layers and the drafts eagle3, "
+        "dspark and mtp with one such layer. For another one it would describe another model.",
+        fix="`specctl inspect`, `validate` and `convert` work on it; serve it with another engine",
+    ),
 )

@@ -170,7 +170,7 @@ def test_the_default_layers_wait_for_the_target_and_name_their_rule() -> None:
 
 
 def test_an_id_equal_to_the_layer_count_proves_boundaries() -> None:
-    read = draft("safeailab-eagle3-last-boundary")
+    read = draft("specforge-eagle3-last-boundary")
     assert read.aux_layer_ids is None
     completed = formats.complete_draft(read, target("hf-llama-tiny"))
     assert (completed.aux_layer_ids, completed.aux_numbering) == ((2, 5, 7), "boundary")
@@ -178,7 +178,7 @@ def test_an_id_equal_to_the_layer_count_proves_boundaries() -> None:
 
 
 def test_given_ids_win_and_settle_the_question() -> None:
-    read = draft("safeailab-eagle3-undecided-ids")
+    read = draft("specforge-eagle3-undecided-ids")
     said = formats.with_given(read, aux_numbering="boundary")
     assert said.aux_layer_ids == (2, 3, 5)
     assert said.origins["draft.aux_layer_ids"].kind == "given"
@@ -239,9 +239,12 @@ def test_an_mtp_layer_is_numbered_after_its_target() -> None:
     assert codes(checks.check_pair(read, target("hf-llama-wide"))) == ["SD305", "SD317", "SD509"]
 
 
-def test_several_prediction_layers_are_refused() -> None:
+def test_several_prediction_layers_are_described_and_not_served() -> None:
     read = draft("deepseek-mtp-clean", add={"model.layers.9.eh_proj.weight": (10, 20)})
-    assert "SD205" in codes(read.diagnostics)
+    assert codes(read.diagnostics) == ["SD301", "SD310", "SD501"]
+    assert read.details["num_prediction_layers"] == 2
+    assert read.decoder is None
+    assert read.to_draft(source=".", revision=None) is None
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_refusals(checkpoint: Named) -> None:
     assert refuse(target, None, num_speculative_tokens=4) == {"SD714"}
     assert refuse(target, eagle3, aux_layer_ids=(0, 1, 99)) >= {"SD304"}
     assert refuse(checkpoint("hf-llama-layer-missing"), None) == {"SD501"}
-    assert refuse(checkpoint("hf-gpt2-unsupported"), None) == {"SD203"}
+    assert refuse(checkpoint("hf-gpt2-unsupported"), None) == {"SD716"}
 
 
 def test_token_map_of_a_shared_head(checkpoint: Named, tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Say why a manifest cannot describe a target or a draft, with numbers and names (SD716)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.draft import DraftCheckpoint, TargetCheckpoint, served_algorithm
+from specctl.formats.model_types import ARCHITECTURES
+
+_ALGORITHMS = "eagle3, dspark or mtp"
+
+
+def target_not_served(target: TargetCheckpoint, source: str) -> Iterator[Diagnostic]:
+    """Yield SD716 for a target whose architecture the runtime does not compute.
+
+    Args:
+        target: as read; a supported one with a missing dimension has its own errors.
+        source: as the user wrote it.
+    """
+    if target.decoder is not None or target.architecture in ARCHITECTURES:
+        return
+    layers = "an unknown number of" if target.num_layers is None else target.num_layers
+    yield diagnose(
+        "SD716",
+        where=f"{source}/config.json#/architectures",
+        message=f"targets of architecture `{target.architecture or 'unstated'}` ({layers} layers, "
+        f"hidden size {target.hidden_size}) are not served",
+        expected=", ".join(ARCHITECTURES),
+        found=target.architecture or "nothing",
+    )
+
+
+def draft_not_served(draft: DraftCheckpoint, source: str) -> Iterator[Diagnostic]:
+    """Yield SD716 for a draft whose algorithm or layers the runtime does not compute.
+
+    Args:
+        draft: as read, without errors; one with a missing dimension has its own.
+        source: as the user wrote it.
+    """
+    where = f"{source}/config.json#"
+    if served_algorithm(draft.algorithm) is None:
+        yield diagnose(
+            "SD716",
+            where=where,
+            message=f"drafts of algorithm `{draft.algorithm}` ({draft.format}, "
+            f"{len(draft.tensors)} tensors) are not served",
+            expected=_ALGORITHMS,
+            found=draft.algorithm,
+        )
+    elif draft.decoder is None:
+        yield diagnose(
+            "SD716",
+            where=where,
+            message=f"the layers of this {draft.algorithm} draft ({draft.format}, "
+            f"{len(draft.tensors)} tensors) are not served: {_kind(draft)}",
+            expected="dense layers of the llama, mistral, qwen2 or qwen3 family",
+            found=_kind(draft),
+        )
+
+
+def _kind(draft: DraftCheckpoint) -> str:
+    """Return what stands in the way, from the reader's details."""
+    details = draft.details
+    reasons = []
+    layers = details.get("num_prediction_layers")
+    if isinstance(layers, int) and layers > 1:
+        reasons.append(f"{layers} prediction layers")
+    if details.get("has_output_gate") is True:
+        reasons.append("gated attention")
+    elif details.get("attention") not in (None, "grouped-query"):
+        reasons.append(f"{details['attention']} attention")
+    experts = details.get("num_experts")
+    if isinstance(experts, int) and experts > 0:
+        reasons.append(f"{experts} experts")
+    order = details.get("concat_order")
+    if order not in (None, "embedding, hidden"):
+        reasons.append(f"input order `{order}`")
+    if reasons:
+        return ", ".join(reasons)
+    model_type = draft.config.get("model_type")
+    return f"layers of type `{model_type}`" if model_type else "layers of another family"
