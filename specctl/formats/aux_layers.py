@@ -76,6 +76,29 @@ def read_boundary_ids(fields: Fields, key: str, *, has_default: bool) -> AuxFact
     )
 
 
+def read_output_ids(fields: Fields, key: str) -> AuxFacts:
+    """Read a required list that counts outputs of layers, as z-lab and DeepSpec write it (SD206).
+
+    Args:
+        fields: config object.
+        key: name of the list.
+    """
+    ids = fields.integers(key, "draft.aux_layer_ids")
+    if ids is None:
+        if not fields.has(key):
+            fields.findings.add(
+                "SD206",
+                where=fields.where(key),
+                message=f"`{key}` is absent and the format has no rule for it",
+                expected=f"`{key}`: output ids of the captured layers",
+                found="nothing",
+            )
+        return NO_AUX
+    rule = "the format's list counts outputs of layers; -1 is the embedding"
+    fields.findings.derived("draft.aux_numbering", fields.where(key), rule)
+    return AuxFacts(num_states=len(ids), declared=ids, numbering="output", canonical=ids)
+
+
 def _report_other_list(fields: Fields, key: str, ids: tuple[int, ...]) -> None:
     """Report SD208 for a second list of captured layers that means others than `ids`.
 

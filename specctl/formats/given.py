@@ -35,7 +35,8 @@ NUMBERING_OPTION = "--aux-numbering"
 def complete_draft(draft: DraftCheckpoint, target: TargetCheckpoint) -> DraftCheckpoint:
     """Return the draft with the captured layers that only the target's layer count decides."""
     layers = target.num_layers
-    if draft.algorithm != "eagle3" or draft.aux_layer_ids is not None or layers is None:
+    has_default = draft.algorithm in ("eagle3", "peagle")
+    if not has_default or draft.aux_layer_ids is not None or layers is None:
         return draft
     where = f"target {CONFIG}#/num_hidden_layers"
     if draft.declared_aux_ids is not None:

@@ -65,10 +65,16 @@ def read_vocabulary(
     )
 
 
-def identity_vocabulary(layers: Fields) -> VocabularyFacts:
-    """Return the facts of a draft that always proposes over the target's vocabulary (MTP)."""
+def identity_vocabulary(
+    layers: Fields, *, rule: str = "MTP layers use the target's head"
+) -> VocabularyFacts:
+    """Return the facts of a draft that always proposes over the target's vocabulary.
+
+    Args:
+        layers: config object with `vocab_size`.
+        rule: why, for the origins.
+    """
     size = layers.integer("vocab_size", "vocabulary.target_vocab_size", is_required=True)
-    rule = "MTP layers use the target's head"
     layers.findings.derived("vocabulary.draft_vocab_size", layers.where("vocab_size"), rule)
     layers.findings.derived("vocabulary.map_kind", layers.where("vocab_size"), rule)
     return VocabularyFacts(

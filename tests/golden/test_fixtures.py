@@ -20,7 +20,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 EXPECTED: dict[str, dict[str, Any]] = yaml.safe_load(
     (FIXTURES / "expected.yaml").read_text("utf-8")
 )
-MAX_TOTAL_BYTES = 1 << 20
+MAX_TOTAL_BYTES = 9 << 18  # checkpoints up to 2 MiB, and manifests, prompts and requests
 # Codes of families 1 to 5 that no checkpoint directory can show, and where they are tested.
 NOT_A_CHECKPOINT = {
     **dict.fromkeys(("SD212", "SD213"), "asked for by name: tests/unit/specctl/verdicts"),

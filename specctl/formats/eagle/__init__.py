@@ -2,37 +2,93 @@
 
 from __future__ import annotations
 
-from specctl.formats.eagle import safeailab, speculators
-from specctl.formats.format import Evidence, Format, Layout
+from specctl.formats.eagle import (
+    claims,
+    deepspec,
+    eagle1,
+    mla,
+    native,
+    peagle,
+    speculators,
+    writers,
+)
+from specctl.formats.format import Format, Layout
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
         name="eagle3",
         pattern=r"(model\.)?midlayer\..*|(model\.)?layers\.\{i\}\.hidden_norm\.weight",
     ),
-    Layout(name="peagle", pattern=r"mask_hidden"),
+    Layout(name="peagle", pattern=r"(model\.)?mask_hidden"),
     Layout(name="speculators-eagle", pattern=r"fusion_fc\.weight"),
 )
 
-
-def _claim_safeailab(evidence: Evidence) -> str | None:
-    if evidence.is_speculators:
-        return None
-    if not evidence.generic and "draft_vocab_size" in evidence.config:
-        return evidence.config_mark("draft_vocab_size")
-    return evidence.layout_mark("eagle3")
-
-
-FORMATS: tuple[Format, ...] = (
+_EAGLE3_ROWS: tuple[Format, ...] = (
     Format(
         name="safeailab-eagle3",
         title="EAGLE-3, SafeAILab",
         role="draft",
         algorithm="eagle3",
         layouts=("eagle3",),
-        claim=_claim_safeailab,
-        read=safeailab.read,
+        claim=claims.safeailab,
+        read=native.read_safeailab,
         source="SafeAILab/EAGLE eagle/model/cnets.py",
+        write=writers.write_safeailab,
+    ),
+    Format(
+        name="specforge-eagle3",
+        title="EAGLE-3, SpecForge",
+        role="draft",
+        algorithm="eagle3",
+        layouts=("eagle3",),
+        claim=claims.specforge,
+        read=native.read_specforge,
+        source="SpecForge llama3_eagle.py and its export",
+        write=writers.write_specforge,
+    ),
+    Format(
+        name="modelopt-eagle3",
+        title="EAGLE-3, ModelOpt and AngelSlim",
+        role="draft",
+        algorithm="eagle3",
+        layouts=("eagle3",),
+        claim=claims.modelopt,
+        read=native.read_modelopt,
+        source="Model-Optimizer EAGLE-3 export template",
+        write=writers.write_modelopt,
+    ),
+    Format(
+        name="nemo-eagle3",
+        title="EAGLE-3, NeMo Automodel",
+        role="draft",
+        algorithm="eagle3",
+        layouts=("eagle3",),
+        claim=claims.nemo,
+        read=native.read_nemo,
+        source="NeMo Automodel LlamaEagle3DraftModel and serve_vllm",
+        refines=("huggingface",),
+    ),
+    Format(
+        name="deepspec-eagle3",
+        title="EAGLE-3, DeepSpec",
+        role="draft",
+        algorithm="eagle3",
+        layouts=("eagle3",),
+        claim=claims.deepspec,
+        read=deepspec.read,
+        source="deepseek-ai/DeepSpec Qwen3Eagle3Model",
+        refines=("modelopt-eagle3",),
+    ),
+    Format(
+        name="mla-eagle3",
+        title="EAGLE-3 with latent attention",
+        role="draft",
+        algorithm="eagle3",
+        layouts=("eagle3",),
+        claim=claims.latent_attention,
+        read=mla.read,
+        source="Model-Optimizer EAGLE-3 export for Kimi-K2",
+        refines=("safeailab-eagle3", "specforge-eagle3", "modelopt-eagle3"),
     ),
     Format(
         name="speculators-eagle3",
@@ -43,49 +99,62 @@ FORMATS: tuple[Format, ...] = (
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "eagle3"),
         read=speculators.read,
         source="Speculators 0.5 to 0.9 Eagle3SpeculatorConfig",
+        write=writers.write_speculators,
     ),
+)
+
+_PARALLEL_ROWS: tuple[Format, ...] = (
     Format(
         name="peagle",
         title="P-EAGLE",
         role="draft",
         algorithm="peagle",
         layouts=("eagle3", "peagle"),
-        claim=lambda evidence: (
-            None
-            if evidence.is_speculators
-            else evidence.architecture_mark("PEagleDraftModel") or evidence.layout_mark("peagle")
+        claim=claims.parallel,
+        read=peagle.read_native,
+        source="vLLM pull request 32887; SpecForge PEagleDraftModel; NeMo Automodel",
+        refines=(
+            "safeailab-eagle3",
+            "specforge-eagle3",
+            "modelopt-eagle3",
+            "nemo-eagle3",
+            "eagle",
+            "huggingface",
         ),
-        read=None,
-        source="SpecForge PEagleDraftModel",
-        refines=("safeailab-eagle3",),
     ),
     Format(
-        name="mla-eagle3",
-        title="EAGLE-3 with MLA",
+        name="speculators-peagle",
+        title="P-EAGLE, Speculators",
         role="draft",
-        algorithm="eagle3",
-        layouts=("eagle3",),
-        claim=lambda evidence: evidence.architecture_mark("Eagle3DeepseekV2ForCausalLM"),
-        read=None,
-        source="Model-Optimizer EAGLE-3 export for Kimi-K2",
-        refines=("safeailab-eagle3",),
+        algorithm="peagle",
+        layouts=("eagle3", "peagle"),
+        claim=lambda evidence: evidence.value_mark("speculators_model_type", "peagle"),
+        read=peagle.read_speculators,
+        source="Speculators 0.6 to 0.9 PEagleSpeculatorConfig",
     ),
+)
+
+_EAGLE1_ROWS: tuple[Format, ...] = (
     Format(
         name="eagle",
-        title="EAGLE-1 or EAGLE-2",
+        title="EAGLE-1, EAGLE-2 and HASS",
         role="draft",
         algorithm="eagle",
         layouts=(),
-        claim=lambda evidence: (
-            evidence.first_key(r"fc\.weight")
-            if not evidence.layouts
-            and not evidence.is_speculators
-            and "hidden_norm.weight" not in evidence.generic
-            and "dflash_config" not in evidence.config
-            else None
-        ),
-        read=None,
+        claim=claims.eagle1,
+        read=eagle1.read_native,
         source="SafeAILab/EAGLE eagle/model/cnets1.py",
+    ),
+    Format(
+        name="vllm-eagle",
+        title="EAGLE-1, vLLM's first wrapper",
+        role="draft",
+        algorithm="eagle",
+        layouts=(),
+        claim=claims.vllm_wrapper,
+        read=eagle1.read_wrapper,
+        source="vLLM 0.6 transformers_utils/configs/eagle.py",
+        refines=("eagle", "huggingface"),
     ),
     Format(
         name="speculators-eagle",
@@ -93,8 +162,10 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="eagle",
         layouts=("speculators-eagle",),
-        claim=lambda evidence: evidence.layout_mark("speculators-eagle"),
-        read=None,
+        claim=claims.speculators_eagle1,
+        read=eagle1.read_speculators,
         source="Speculators 0.1 to 0.6 EagleSpeculatorConfig",
     ),
 )
+
+FORMATS: tuple[Format, ...] = (*_EAGLE3_ROWS, *_PARALLEL_ROWS, *_EAGLE1_ROWS)

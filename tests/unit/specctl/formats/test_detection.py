@@ -24,7 +24,7 @@ from tests.unit.specctl.formats.edits import CHECKPOINTS, DELETE, opened
         ("speculators-dspark-no-markov", "draft", "speculators-dspark"),
         ("speculators-mtp-clean", "draft", "speculators-mtp"),
         ("safeailab-eagle3-clean", "draft", "safeailab-eagle3"),
-        ("safeailab-eagle3-flat", "draft", "safeailab-eagle3"),
+        ("modelopt-eagle3-sorted", "draft", "modelopt-eagle3"),
         ("deepseek-mtp-clean", "draft", "deepseek-mtp"),
     ],
 )
@@ -51,23 +51,24 @@ def test_a_draft_with_an_embedding_spelled_like_a_targets_stays_a_draft() -> Non
     assert "embedding" in formats.read_draft(with_embedding).tensors
 
 
-@pytest.mark.parametrize(
-    ("config", "word"),
-    [
-        ({"speculators_model_type": "peagle"}, "peagle"),
-        ({"speculators_model_type": "dflash"}, "dflash"),
-        ({"speculators_model_type": DELETE, "architectures": ["Qwen3DSparkModel"]}, "DSpark"),
-    ],
-)
-def test_a_known_foreign_layout_is_named(config: dict[str, object], word: str) -> None:
-    found = formats.detect(opened("speculators-dspark-clean", config))
+def test_a_speculators_type_that_is_not_read_is_named() -> None:
+    found = formats.detect(opened("speculators-dspark-clean", {"speculators_model_type": "mlp"}))
     assert [d.code for d in found.diagnostics] == ["SD205"]
-    assert word in found.diagnostics[0].message
+    assert "`mlp`" in found.diagnostics[0].message
 
 
-def test_dspark_tensors_without_a_speculators_config_are_not_guessed() -> None:
-    found = formats.detect(opened("speculators-dspark-clean", {"speculators_model_type": DELETE}))
-    assert [d.code for d in found.diagnostics] == ["SD205"]
+def test_a_speculators_type_with_the_tensors_of_another_is_a_conflict() -> None:
+    found = formats.detect(opened("speculators-dspark-clean", {"speculators_model_type": "peagle"}))
+    assert [d.code for d in found.diagnostics] == ["SD202"]
+    assert "peagle" in found.diagnostics[0].message
+
+
+def test_dspark_tensors_name_the_format_and_a_nested_config_does_not_fill_a_flat_one() -> None:
+    checkpoint = opened("speculators-dspark-clean", {"speculators_model_type": DELETE})
+    assert formats.detect(checkpoint).format == "deepspec-dspark"
+    read = formats.read_draft(checkpoint)
+    assert read.decoder is None
+    assert "SD206" in {d.code for d in read.diagnostics}
 
 
 def test_a_foreign_tensor_contradicts_a_speculators_config() -> None:

@@ -96,7 +96,7 @@ def test_c017_code_beside_a_checkpoint_is_never_run(tmp_path: Path) -> None:
 
 
 def test_c019_both_spellings_name_one_tensor_and_both_at_once_are_refused() -> None:
-    native, flat = opened("safeailab-eagle3-undecided-ids"), opened("safeailab-eagle3-flat")
+    native, flat = opened("specforge-eagle3-undecided-ids"), opened("modelopt-eagle3-sorted")
     bytes_by_role = [
         {role: checkpoint.read_bytes(ref.key) for role, ref in read.tensors.items()}
         for checkpoint in (native, flat)
@@ -110,8 +110,8 @@ def test_c019_both_spellings_name_one_tensor_and_both_at_once_are_refused() -> N
 
 def test_c021_two_numberings_of_the_same_states() -> None:
     target_8 = target("hf-llama-tiny")
-    outputs = formats.complete_draft(draft("safeailab-eagle3-output-ids"), target_8)
-    boundaries = formats.complete_draft(draft("safeailab-eagle3-boundary-ids"), target_8)
+    outputs = formats.complete_draft(draft("specforge-eagle3-clean"), target_8)
+    boundaries = formats.complete_draft(draft("specforge-eagle3-boundary-ids"), target_8)
     assert outputs.declared_aux_ids == (1, 3, 4)
     assert boundaries.declared_aux_ids == (2, 4, 5)
     assert outputs.aux_layer_ids == boundaries.aux_layer_ids == (1, 3, 4)
@@ -119,7 +119,7 @@ def test_c021_two_numberings_of_the_same_states() -> None:
     guess = only(boundaries.diagnostics, "SD303")
     assert guess.severity == "warning"
     assert any("as outputs" in note for note in guess.notes)
-    undecided = draft("safeailab-eagle3-undecided-ids")
+    undecided = draft("specforge-eagle3-undecided-ids")
     assert undecided.aux_layer_ids is None
     assert only(undecided.diagnostics, "SD303").severity == "error"
 

@@ -1,0 +1,38 @@
+"""ModelOpt's parallel heads: Medusa-like layers beside an EAGLE-3 draft.
+
+They add drafted tokens after EAGLE's own; their names depend on how many a file holds, so the rows
+of both tables are made for the file.
+*Source:* Model-Optimizer pull request 664.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from specctl.contract.roles import OPTIONAL, TensorRole
+from specctl.formats.names import Name, NameTable
+
+_KEY = re.compile(
+    r"(?:model\.)?(parallel_draft_heads\.\d+\.medusa_layers\.\d+\.linear)\.(weight|bias)"
+)
+
+
+def heads_names(names: NameTable, keys: Iterable[str]) -> NameTable:
+    """Return the table with a row for each parallel head's tensor among the keys."""
+    rows = tuple(
+        Name(role=f"{found[1]}.{found[2]}", keys=(key,))
+        for key in sorted(keys)
+        if (found := _KEY.fullmatch(key))
+    )
+    return NameTable(names=(*names.names, *rows), ignored=names.ignored) if rows else names
+
+
+def heads_roles(keys: Iterable[str]) -> tuple[TensorRole, ...]:
+    """Return the roles of the parallel heads among the keys: a square matrix and its bias."""
+    shapes = {"weight": ("H", "H"), "bias": ("H",)}
+    return tuple(
+        TensorRole(name=f"{found[1]}.{found[2]}", shape=shapes[found[2]], when=OPTIONAL)
+        for key in sorted(keys)
+        if (found := _KEY.fullmatch(key))
+    )

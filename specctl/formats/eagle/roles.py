@@ -1,0 +1,105 @@
+"""Tensor roles of the EAGLE relatives that the runtime does not serve.
+
+*Source:* SafeAILab/EAGLE `cnets1.py` (EAGLE-1); Speculators 0.1 to 0.6 `EagleSpeculatorConfig`
+(`layernorms`); Speculators 0.9 and vLLM pull request 32887 (`mask_hidden`); Kimi-K2 drafts of
+Model-Optimizer (DeepSeek-V2 attention); deepseek-ai/DeepSpec `Qwen3Eagle3Model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specctl.contract.roles import ALWAYS, EAGLE3_ROLES, LAYER_ROLES, OPTIONAL, TensorRole
+
+Q_LORA, NO_Q_LORA = "q_lora", "no_q_lora"
+
+
+def _role(name: str, *shape: str, when: str = ALWAYS) -> TensorRole:
+    return TensorRole(name=name, shape=shape, when=when)
+
+
+def relaxed(roles: tuple[TensorRole, ...], *names: str) -> tuple[TensorRole, ...]:
+    """Return the table with the named roles optional."""
+    return tuple(
+        TensorRole(name=role.name, shape=role.shape, when=OPTIONAL) if role.name in names else role
+        for role in roles
+    )
+
+
+# The first layer of EAGLE-1 has no input norm unless the draft was trained with `layernorms`.
+EAGLE1_ROLES: tuple[TensorRole, ...] = (
+    _role("embedding", "V", "H", when=OPTIONAL),
+    _role("head", "V", "H", when=OPTIONAL),
+    _role("fc.weight", "H", "H+Ht"),
+    _role("fc.bias", "H", when="fc_bias"),
+    _role("embedding_norm", "H", when="layernorms"),
+    _role("layers.0.input_norm", "H", when="layernorms"),
+    *relaxed(LAYER_ROLES, "layers.{i}.input_norm"),
+    _role("norm", "H", when="layernorms"),
+)
+
+
+def peagle_roles(mask_rank: int) -> tuple[TensorRole, ...]:
+    """Return P-EAGLE's roles; `mask_hidden` is [1, 1, A*Ht] or [1, A*Ht], as the file stores it."""
+    leading = ("1",) if mask_rank == 2 else ("1", "1")
+    return (_role("mask_hidden", *leading, "A*Ht"), *EAGLE3_ROLES)
+
+
+# Layers after the first of DeepSpec's draft are like the first: they see the embedding again.
+DEEPSPEC_ROLES: tuple[TensorRole, ...] = tuple(
+    _role("layers.{i}.hidden_norm", "H") if role.name == "layers.0.hidden_norm" else role
+    for role in EAGLE3_ROLES
+)
+
+MLA_SYMBOLS = ("NH", "ND", "RD", "VD", "QL", "KL")
+"""Heads; per head: unturned, turned and value dimensions; ranks of query and key/value."""
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+_MLA_LAYER: tuple[TensorRole, ...] = (
+    _role("layers.{i}.q_proj.weight", "NH*ND+NH*RD", "X", when=NO_Q_LORA),
+    _role("layers.{i}.q_a_proj.weight", "QL", "X", when=Q_LORA),
+    _role("layers.{i}.q_a_norm", "QL", when=Q_LORA),
+    _role("layers.{i}.q_b_proj.weight", "NH*ND+NH*RD", "QL", when=Q_LORA),
+    _role("layers.{i}.kv_a_proj.weight", "KL+RD", "X"),
+    _role("layers.{i}.kv_a_norm", "KL"),
+    _role("layers.{i}.kv_b_proj.weight", "NH*ND+NH*VD", "KL"),
+    _role("layers.{i}.o_proj.weight", "H", "NH*VD"),
+)
+MLA_ROLES: tuple[TensorRole, ...] = (
+    *(
+        role
+        for role in EAGLE3_ROLES
+        if not (role.name.startswith("layers.{i}.") and role.name.split(".")[2] in _ATTENTION)
+    ),
+    *_MLA_LAYER,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """Parts that ModelOpt can leave out of an EAGLE-3 draft.
+
+    Args:
+        has_aux_states: `fc` and the state's norm; without them the draft reads the target's last
+            state, as EAGLE-1 does.
+        has_first_norm: the norm of the embedding in the first layer.
+        has_last_norm: the norm before the head.
+    """
+
+    has_aux_states: bool = True
+    has_first_norm: bool = True
+    has_last_norm: bool = True
+
+    def roles(self, roles: tuple[TensorRole, ...]) -> tuple[TensorRole, ...]:
+        """Return the table without the demand for what is left out."""
+        names: list[str] = []
+        if not self.has_aux_states:
+            names += ["fc.weight", "layers.0.hidden_norm"]
+        if not self.has_last_norm:
+            names.append("norm")
+        if not self.has_first_norm:
+            names.append("layers.{i}.input_norm")
+        return relaxed(roles, *names)
+
+
+ALL_PARTS = Parts()
