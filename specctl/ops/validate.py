@@ -20,7 +20,6 @@ from specctl.contract.codec import load_manifest, verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.text import printable
 from specctl.ops.discover import Found, discover_all
-from specctl.ops.engines import engine_findings
 from specctl.ops.expect import Expectations, compare, read_expectations
 from specctl.ops.load import Loaded, fit, load, located
 from specctl.ops.report import (
@@ -114,6 +113,8 @@ def _judge(item: Found, target: Loaded | None, engines: Sequence[str], access: A
         loaded, beside = pair.draft, target.target
         diagnostics = (*pair.diagnostics, *target.diagnostics)
     if loaded.draft is not None and engines:
+        from specctl.ops.engines import engine_findings  # the table is read for --engine only
+
         verdicts = engine_findings(loaded.draft, beside, engines)
         diagnostics = (*diagnostics, *located(verdicts, loaded.source))
     return _Judged(

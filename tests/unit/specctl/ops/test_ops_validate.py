@@ -9,7 +9,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from specctl.ops.discover import discover
+from specctl.ops.discover import discover, discover_all
 from specctl.ops.report import ValidateReport, json_schema
 from specctl.ops.validate import validate
 
@@ -180,3 +180,70 @@ def test_progress_sees_every_source() -> None:
     report = validate(["fixtures/manifests"], progress=progress)
     assert totals == [len(report.results)]
     assert steps == [result.source for result in report.results]
+
+
+def found_in(*sources: str) -> list[tuple[str, str]]:
+    return [(item.path, item.kind) for item in discover_all(sources)]
+
+
+def test_a_file_of_a_checkpoint_stands_for_its_directory(
+    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = copied("hf-llama-sharded")
+    (directory / "README.md").write_text("# model\n")
+    (directory / "merge.yaml").write_text("a: 1\n")
+    (directory / "manifest.yaml").write_text("schema_version: 1\n")
+    (directory / "manifest.json").write_text('{"schema_version": 1}\n')
+    monkeypatch.chdir(tmp_path)
+    name = "hf-llama-sharded"
+    inside = sorted(p.name for p in directory.iterdir())
+    manifests = {"manifest.yaml", "manifest.json"}
+    for file in inside:
+        wanted = (f"{name}/{file}", "manifest") if file in manifests else (name, "checkpoint")
+        assert found_in(f"{name}/{file}") == [wanted], file
+    every = found_in(*(f"{name}/{file}" for file in inside), name, f"./{name}/", str(directory))
+    assert sorted(every) == [
+        (name, "checkpoint"),
+        (f"{name}/manifest.json", "manifest"),
+        (f"{name}/manifest.yaml", "manifest"),
+    ], "each once, whatever it is called"
+    monkeypatch.chdir(directory)
+    assert found_in("config.json") == [(".", "checkpoint")]
+    report = validate(["config.json"])
+    assert [item.source for item in report.results] == ["."]
+    assert report.results[0].kind == "target"
+
+
+def test_patterns_are_expanded_here(
+    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("hf-llama-clean", "hf-llama-tied", "container-zeros"):
+        copied(name)
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "container-zeros").rename(tmp_path / "deep" / "er" / "container-zeros")
+    (tmp_path / "deep" / "m.yaml").write_text("schema_version: 1\n")
+    (tmp_path / "deep" / "notes.yaml").write_text("a: 1\n")
+    (tmp_path / "deep" / "package.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    two = [("hf-llama-clean", "checkpoint"), ("hf-llama-tied", "checkpoint")]
+    deep = [("deep/er/container-zeros", "checkpoint"), ("deep/m.yaml", "manifest")]
+    assert found_in("hf-*") == two
+    assert found_in("hf-llama-[ct]*") == two
+    assert sorted(found_in("**/config.json")) == sorted([*two, deep[0]])
+    assert found_in("*/config.json") == two
+    assert sorted(found_in("**")) == sorted([*two, *deep])
+    assert found_in("deep/*.yaml") == [deep[1]], "other YAML is not a manifest"
+    assert found_in("none-*") == [("none-*", "checkpoint")]
+    (result,) = validate(["none-*"]).results
+    assert [item.code for item in result.diagnostics] == ["SD119"]
+    (tmp_path / "hf-llama-clean").rename(tmp_path / "odd[1]")
+    assert found_in("odd[1]") == [("odd[1]", "checkpoint")], "a name that is there is no pattern"
+
+
+def test_a_bad_target_is_a_result_and_drafts_are_checked_alone(checkpoint: Named) -> None:
+    drafts = [checkpoint("speculators-eagle3-clean"), checkpoint("speculators-dspark-clean")]
+    report = validate(drafts, target="absent")
+    assert [item.source for item in report.results] == ["absent", *drafts]
+    assert [item.target for item in report.results] == [None, None, None]
+    assert [d.code for d in report.results[0].diagnostics] == ["SD119"]
+    assert not report.is_clean
