@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from specctl.cli.output import Format
+
 ROOT = Path(__file__).parents[4]
 CHECKPOINTS = "fixtures/checkpoints"
 CLEAN = f"{CHECKPOINTS}/hf-llama-clean"
@@ -80,6 +82,18 @@ def test_the_hook_on_fixtures() -> None:
 
 
 # GitHub
+
+
+def test_the_page_shows_what_exists() -> None:
+    page = (ROOT / "docs" / "how-to" / "validate-in-ci.md").read_text("utf-8")
+    first, second = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.S))
+    assert first["repos"][0]["hooks"][0]["id"] == HOOK["id"]
+    (step,) = (s for s in second["jobs"]["drafts"]["steps"] if "specctl@" in s["uses"])
+    assert set(step["with"]) <= set(ACTION["inputs"])
+    for name in ACTION["inputs"]:
+        assert f"`{name}`" in page
+    for format in Format:
+        assert f"| `{format.value}` |" in page
 
 
 EXPRESSION = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
