@@ -156,13 +156,28 @@ class LocalStore:
         roots = [home]
         if self._snapshot is not None:
             roots.append(self._snapshot.resolve().parents[1] / "blobs")
-        if any(target.is_relative_to(root) for root in roots):
+        if any(target.is_relative_to(root) for root in roots) or _is_cached(target):
             return None
         return "is a link that leaves the directory"
 
     def open(self, name: str) -> LocalFile:
-        """Open a file for reading ranges; SD135."""
-        return LocalFile(self.root / name, where=name)
+        """Open a file for reading ranges; SD135, SD128 for a link that leaves the directory."""
+        path = self.root / name
+        try:
+            reason = self.why_outside(name) if path.is_symlink() else None
+        except (OSError, ValueError):  # a name that the system refuses is refused again below
+            reason = None
+        if reason is not None:
+            raise DiagnosticError(
+                diagnose(
+                    "SD128",
+                    where=name,
+                    message=f"`{name}` {reason}",
+                    expected="a file inside the checkpoint's directory",
+                    found="a link",
+                )
+            )
+        return LocalFile(path, where=name)
 
     def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int] | None = None) -> None:
         """Do nothing: a read of this disk is not worth hiding."""
@@ -190,6 +205,12 @@ def _children(place: Path) -> list[Path]:
         return sorted(place.iterdir())
     except OSError:  # absent, as it usually is
         return []
+
+
+def _is_cached(target: Path) -> bool:
+    """Tell whether `target` is in a hub cache; older clients fill `--local-dir` with links."""
+    folder = target.parent
+    return folder.name == "blobs" and folder.parent.name.startswith("models--")
 
 
 def _size(entry: os.DirEntry[str]) -> int:
