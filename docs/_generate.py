@@ -37,7 +37,7 @@ from specctl.contract.roles import (  # noqa: E402
 )
 from specctl.contract.strict import describe_type  # noqa: E402
 from specctl.formats import huggingface  # noqa: E402
-from specctl.formats.block import speculators_dspark  # noqa: E402
+from specctl.formats.block.names import DSPARK_NAMES  # noqa: E402
 from specctl.formats.eagle import eagle3  # noqa: E402
 from specctl.formats.mtp import deepseek as deepseek_mtp  # noqa: E402
 from specctl.formats.mtp import speculators as speculators_mtp  # noqa: E402
@@ -283,7 +283,7 @@ def dialects() -> dict[str, NameTable]:
     return {
         "speculators-eagle3": eagle3.SPECULATORS_NAMES,
         "safeailab-eagle3": eagle3.SAFEAILAB_NAMES,
-        "speculators-dspark": speculators_dspark.NAMES,
+        "speculators-dspark": DSPARK_NAMES,
         "speculators-mtp": speculators_mtp.NAMES,
         "deepseek-mtp (target of 30 layers)": deepseek_mtp.names_at(30),
         "huggingface (target)": huggingface.NAMES,

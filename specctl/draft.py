@@ -28,7 +28,7 @@ from specctl.contract.manifest import (
     TensorRef,
     WeightFile,
 )
-from specctl.contract.roles import TensorRole
+from specctl.contract.roles import ROLES_BY_ALGORITHM, TensorRole, find_role
 from specctl.contract.vocabulary_map import offsets_to_absolute, target_mask
 
 TargetFormat = Literal["huggingface"]
@@ -51,6 +51,8 @@ Algorithm = Literal[
     "pard",
     "redrafter",
 ]
+
+BLOCK_ALGORITHMS: tuple[Algorithm, ...] = ("dflash", "dflash2", "dspark", "domino", "xpress")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,6 +223,11 @@ class DraftCheckpoint:
     diagnostics: tuple[Diagnostic, ...]
 
     @property
+    def is_block(self) -> bool:
+        """Tell whether one forward fills a block of slots (DFlash, DSpark and relatives)."""
+        return self.algorithm in BLOCK_ALGORITHMS
+
+    @property
     def has_own_embedding(self) -> bool:
         """Tell whether the draft's files hold an input embedding."""
         return "embedding" in self.tensors
@@ -245,11 +252,18 @@ class DraftCheckpoint:
             return None
         return "identity" if self.draft_vocab_size == self.target_vocab_size else "reduced"
 
+    @property
+    def _is_described_by_manifest(self) -> bool:
+        """Tell whether nothing changes the forward pass that a manifest cannot say."""
+        roles = ROLES_BY_ALGORITHM.get(self.algorithm, ())
+        return "causal" not in self.details and all(find_role(role, roles) for role in self.tensors)
+
     def to_draft(self, *, source: str, revision: str | None) -> Draft | None:
         """Return the manifest section, or None while a required fact is open."""
         algorithm = served_algorithm(self.algorithm)
         if (
             algorithm is None
+            or not self._is_described_by_manifest
             or self.config_digest is None
             or self.dtype is None
             or self.decoder is None

@@ -56,8 +56,8 @@ def _check_depth(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[D
         yield diagnose(
             "SD317",
             where="tensor names" if fuse is None else tensor_place(fuse),
-            message=f"the draft follows layer {draft.target_num_layers}; this target has {layers} "
-            "layers",
+            message=f"the draft is made for a target of {draft.target_num_layers} layers; this one "
+            f"has {layers}",
             expected=layers,
             found=draft.target_num_layers,
         )

@@ -119,7 +119,7 @@ def _given_gamma(draft: DraftCheckpoint, gamma: int) -> DraftCheckpoint:
         {"geometry.num_speculative_tokens": Origin(kind="given", where=GAMMA_OPTION)},
     )
     kept = _without(draft.diagnostics, "SD301")
-    if draft.algorithm != "dspark":
+    if not draft.is_block:
         return replace(draft, geometry=chain_geometry(gamma), origins=origins, diagnostics=kept)
     size, anchor = draft.draft_block_size, draft.sample_from_anchor
     if size is None or anchor is None:

@@ -215,16 +215,6 @@ CODES: tuple[Code, ...] = (
         source="Speculators 0.9 dflash2; z-lab/dflash `dflash_generate`",
     ),
     Code(
-        code="SD322",
-        slug="mask-embedding-file",
-        severity="info",
-        summary="The vector of the mask token stands in a file of its own beside the weights.",
-        why="The embedding's row of that id was never trained. An engine that does not read the "
-        "file feeds that row to every slot after the anchor, and acceptance falls to nothing.",
-        fix="Keep the file beside the weights wherever the draft is copied",
-        source="vLLM issue 46104 (MiMo-V2.5-Pro DFlash)",
-    ),
-    Code(
         code="SD323",
         slug="convolution-does-not-fit",
         severity="error",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from specctl.formats.block import bundled, flat, speculators
+from specctl.formats.block import bundled, flat, speculators, writers
 from specctl.formats.format import Evidence, Format, Layout
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -103,6 +103,7 @@ def _speculators(kind: str, title: str, source: str, *layouts: str) -> Format:
         claim=lambda evidence: evidence.value_mark("speculators_model_type", kind),
         read=partial(speculators.read, kind=entry),
         source=source,
+        write=partial(writers.write_speculators, kind=entry),
     )
 
 
@@ -126,6 +127,9 @@ FORMATS: tuple[Format, ...] = (
         claim=_claim_dflash,
         read=partial(flat.read, dialect=flat.ZLAB_DFLASH),
         source="z-lab/dflash 0.1.0 DFlashDraftModel",
+        write=partial(
+            writers.write_zlab, dialect=flat.ZLAB_DFLASH, architecture="DFlashDraftModel"
+        ),
     ),
     Format(
         name="zlab-dflash2",
@@ -136,6 +140,9 @@ FORMATS: tuple[Format, ...] = (
         claim=_claim_dflash2,
         read=partial(flat.read, dialect=flat.ZLAB_DFLASH2),
         source="z-lab/dflash 0.1.0 DFlash2DraftModel",
+        write=partial(
+            writers.write_zlab, dialect=flat.ZLAB_DFLASH2, architecture="DFlash2DraftModel"
+        ),
         refines=("zlab-dflash",),
     ),
     Format(
@@ -158,6 +165,7 @@ FORMATS: tuple[Format, ...] = (
         claim=_claim_dspark,
         read=partial(flat.read, dialect=flat.DEEPSPEC_DSPARK),
         source="deepseek-ai/DeepSpec; sgl-project/SpecForge DSparkDraftModel",
+        write=partial(writers.write_deepspec, dialect=flat.DEEPSPEC_DSPARK),
         refines=("zlab-dflash",),
     ),
     Format(
@@ -169,6 +177,7 @@ FORMATS: tuple[Format, ...] = (
         claim=_claim_flat_dspark,
         read=partial(flat.read, dialect=flat.MODELOPT_DSPARK),
         source="NVIDIA Model-Optimizer DSpark export, pull request 2149",
+        write=partial(writers.write_modelopt, dialect=flat.MODELOPT_DSPARK),
         refines=("deepspec-dspark", "zlab-dflash"),
     ),
     Format(

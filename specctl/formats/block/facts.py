@@ -33,18 +33,11 @@ def settle_block(places: tuple[Place, ...]) -> tuple[Place, int | None]:
 def read_mask_token(places: tuple[Place, ...], file_names: tuple[str, ...]) -> int | None:
     """Return the id that the slots after the anchor are fed; SD314 when no place states it.
 
-    A file with the vector itself (SD322) stands in for the embedding's row.
+    A file with the vector itself (`MASK_FILE`) stands in for the embedding's row.
     """
     place = settle(places)
     findings = places[0].fields.findings
     has_file = MASK_FILE in file_names
-    if has_file:
-        findings.add(
-            "SD322",
-            where=MASK_FILE,
-            message=f"`{MASK_FILE}` holds the vector that the slots after the anchor are fed",
-            found="a file beside the weights",
-        )
     if place is not None:
         return place.fields.integer(place.key, "draft.mask_token_id", minimum=0)
     if not has_file:
