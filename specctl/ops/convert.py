@@ -164,7 +164,11 @@ def write_draft(
     name = target_name or parts.draft.target_name or parts.target_source
     request = WriteRequest(draft=parts.draft, target=parts.target, target_name=name)
     written = transform(entry.write(request))
-    own = located((*written.diagnostics, *general_losses(parts.draft)), parts.source)
+    own = located(
+        (*written.diagnostics, *general_losses(parts.draft)),
+        parts.source,
+        target=parts.target_source,
+    )
     found = judge_losses((*_left_open(parts.diagnostics), *own), allow)
     losses = tuple(sorted({name for d in found if (name := loss_of(d)) is not None}))
     if not has_errors(found):

@@ -1,0 +1,489 @@
+"""The engine: bytes, shards, atomic appearance, refusals of the system."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from convert_files import copies, make_source, names_in, pattern, plan_of, read_weights, ref
+
+from specctl.checkpoint import Checkpoint, open_checkpoint
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.convert import directory as output
+from specctl.convert import files
+from specctl.convert.engine import Outcome, Plan, write
+from specctl.convert.layout import INDEX, plan_layout
+from specctl.convert.sizes import parse_size
+from specctl.formats.written import Joined, Rows, Span, TensorSource, Values
+
+TENSORS = {
+    "a": ("BF16", (6, 5)),
+    "ids": ("I64", (3,)),
+    "mask": ("BOOL", (7,)),
+    "b": ("F32", (4, 3)),
+    "scalar": ("F32", ()),
+    "nothing": ("F32", (0, 3)),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Checkpoint:
+    return make_source(tmp_path / "source", TENSORS)
+
+
+def run(plan: Plan, out: Path, *, is_forced: bool = False, has_digests: bool = True) -> Outcome:
+    return write(
+        plan, out, is_forced=is_forced, has_digests=has_digests, check=lambda directory: None
+    )
+
+
+def codes(error: pytest.ExceptionInfo[DiagnosticError]) -> list[str]:
+    return [item.code for item in error.value.diagnostics]
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_copied_tensors_have_their_bytes_and_digests(
+    source: Checkpoint, tmp_path: Path, has_digests: bool
+) -> None:
+    out = tmp_path / "out"
+    outcome = run(plan_of(source, copies(source)), out, has_digests=has_digests)
+    weights = read_weights(out)
+    assert outcome.state == "written"
+    assert weights == read_weights(tmp_path / "source")
+    assert names_in(out) == {"config.json", "model.safetensors", "specctl.json"}
+    assert open_checkpoint(out).diagnostics == ()
+    table = json.loads((out / "specctl.json").read_text())["tensors"]
+    for key, (_, _, data) in weights.items():
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        assert table[key].get("digest") == (digest if has_digests else None)
+        assert table[key]["from"] == f"draft model.safetensors::{key}"
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_without_the_kernels_copy_the_bytes_are_the_same(
+    source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_digests: bool
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> int:
+        raise OSError(errno.EXDEV, "other device")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    run(plan_of(source, copies(source)), tmp_path / "out", has_digests=has_digests)
+    assert read_weights(tmp_path / "out") == read_weights(tmp_path / "source")
+
+
+ROW_LISTS = [(0, 1, 2), (5, 0, 3), (4,), (1, 3, 5), (5, 4, 3, 2, 1, 0), (2, 2)]
+
+
+@pytest.mark.parametrize("rows", ROW_LISTS)
+@pytest.mark.parametrize("gap_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_gathered_rows_stand_in_the_order_given(
+    source: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: tuple[int, ...],
+    gap_bytes: int,
+    has_digests: bool,
+) -> None:
+    monkeypatch.setattr(files, "GAP_BYTES", gap_bytes)
+    monkeypatch.setattr(files, "_MAX_VIEWS", 2)
+    stored = read_weights(tmp_path / "source")["a"][2]
+    tensors = {**copies(source), "a": Rows(ref=ref(source, "a"), rows=rows)}
+    plan = plan_of(source, tensors)
+    run(plan, tmp_path / "out", has_digests=has_digests)
+    weights = read_weights(tmp_path / "out")
+    assert weights["a"] == (
+        "BF16",
+        [len(rows), 5],
+        b"".join(stored[row * 10 : row * 10 + 10] for row in rows),
+    )
+    assert weights["b"] == read_weights(tmp_path / "source")["b"]
+    assert run(plan, tmp_path / "out").state == "unchanged"
+    if has_digests:
+        table = json.loads((tmp_path / "out" / "specctl.json").read_text())["tensors"]
+        assert table["a"]["digest"] == "sha256:" + hashlib.sha256(weights["a"][2]).hexdigest()
+
+
+def test_a_row_outside_the_matrix_is_our_fault(source: Checkpoint, tmp_path: Path) -> None:
+    tensors: dict[str, TensorSource] = {"a": Rows(ref=ref(source, "a"), rows=(6,))}
+    with pytest.raises(DiagnosticError) as error:
+        run(plan_of(source, tensors), tmp_path / "out")
+    assert codes(error) == ["SD108"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_joined_spans_and_values(source: Checkpoint, tmp_path: Path) -> None:
+    a, b = ref(source, "a"), ref(source, "b")
+    stored = read_weights(tmp_path / "source")
+    tensors: dict[str, TensorSource] = {
+        "pair": Joined(parts=(b, b), leading=2),
+        "long": Joined(parts=(a, a)),
+        "cut": Span(ref=a, begin_bytes=20, shape=(2, 5)),
+        "new": Values(dtype="I64", out_shape=(2,), data=pattern(16)),
+    }
+    run(plan_of(source, tensors), tmp_path / "out")
+    assert read_weights(tmp_path / "out") == {
+        "pair": ("F32", [2, 4, 3], stored["b"][2] * 2),
+        "long": ("BF16", [12, 5], stored["a"][2] * 2),
+        "cut": ("BF16", [2, 5], stored["a"][2][20:40]),
+        "new": ("I64", [2], pattern(16)),
+    }
+
+
+def test_large_outputs_have_shards_and_an_index(source: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(plan_of(source, copies(source), max_shard_bytes=50), out)
+    shards = sorted(names_in(out) - {"config.json", "specctl.json", INDEX})
+    assert len(shards) > 1
+    assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
+    index = json.loads((out / INDEX).read_text())
+    assert set(index["weight_map"]) == set(TENSORS)
+    assert index["metadata"]["total_size"] == sum(len(d[2]) for d in read_weights(out).values())
+    assert read_weights(out) == read_weights(tmp_path / "source")
+    assert open_checkpoint(out).diagnostics == ()
+
+
+def test_every_tensor_is_aligned_to_its_elements(source: Checkpoint) -> None:
+    layout = plan_layout(copies(source))
+    (file,) = layout.files
+    assert [source.dtype for source in file.tensors.values()] == [
+        "I64", "F32", "F32", "F32", "BF16", "BOOL",
+    ]  # fmt: skip
+    assert len(file.header) % 8 == 0
+
+
+def test_the_same_plan_gives_the_same_bytes(source: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(source, copies(source))
+    run(plan, tmp_path / "one")
+    run(plan, tmp_path / "two")
+    for name in names_in(tmp_path / "one"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_provenance_names_no_path_and_no_time(source: Checkpoint, tmp_path: Path) -> None:
+    run(plan_of(source, copies(source)), tmp_path / "out")
+    text = (tmp_path / "out" / "specctl.json").read_text()
+    assert str(tmp_path) not in text
+    assert json.loads(text)["sources"]["draft"]["source"] == "source"
+    assert time.strftime("%Y-%m") not in text
+
+
+@pytest.mark.parametrize("change", ["weights", "config", "more", "record"])
+def test_an_output_that_differs_is_not_replaced_unasked(
+    source: Checkpoint, tmp_path: Path, change: str
+) -> None:
+    out, plan = tmp_path / "out", plan_of(source, copies(source))
+    run(plan, out)
+    assert run(plan, out).state == "unchanged"
+    if change == "weights":
+        path = out / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    elif change == "config":
+        (out / "config.json").write_text("{}\n")
+    elif change == "record":
+        (out / "specctl.json").write_text("[]")
+    else:
+        (out / "more.txt").write_text("")
+    with pytest.raises(DiagnosticError) as error:
+        run(plan, out)
+    assert codes(error) == ["SD603"]
+    assert run(plan, out, is_forced=True).state == "written"
+    assert run(plan, out).state == "unchanged"
+    assert names_in(tmp_path) == {"source", "out"}
+
+
+def test_a_directory_that_we_did_not_write_is_never_replaced(
+    source: Checkpoint, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("the only copy")
+    for is_forced in (False, True):
+        with pytest.raises(DiagnosticError) as error:
+            run(plan_of(source, copies(source)), out, is_forced=is_forced)
+        assert codes(error) == ["SD603"]
+    assert (out / "thesis.txt").read_text() == "the only copy"
+
+
+def test_an_empty_directory_and_missing_parents_are_used(
+    source: Checkpoint, tmp_path: Path
+) -> None:
+    plan = plan_of(source, copies(source))
+    (tmp_path / "empty").mkdir()
+    run(plan, tmp_path / "empty")
+    run(plan, tmp_path / "new" / "deep" / "out")
+    assert (tmp_path / "new" / "deep" / "out" / "model.safetensors").is_file()
+
+
+def test_the_output_is_never_a_source(source: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(source, copies(source))
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    before = read_weights(tmp_path / "source")
+    for out in (
+        tmp_path / "source",
+        tmp_path / "source" / "out",
+        tmp_path / "link",
+        tmp_path / "link" / "out",
+        tmp_path / "source" / ".." / "source",
+        tmp_path,
+    ):
+        with pytest.raises(DiagnosticError) as error:
+            run(plan, out, is_forced=True)
+        assert codes(error) == ["SD604"]
+    assert read_weights(tmp_path / "source") == before
+    assert names_in(tmp_path / "source") == {"config.json", "model.safetensors"}
+
+
+def test_links_into_another_directory_are_sources_too(tmp_path: Path) -> None:
+    make_source(tmp_path / "real", TENSORS)
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).symlink_to(tmp_path / "real" / name)
+    checkpoint = open_checkpoint(snapshot)
+    with pytest.raises(DiagnosticError) as error:
+        run(plan_of(checkpoint, copies(checkpoint)), tmp_path / "real" / "out")
+    assert codes(error) == ["SD604"]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_nothing(
+    source: Checkpoint, tmp_path: Path, failure: type[BaseException]
+) -> None:
+    def fail(directory: Path) -> None:
+        assert names_in(directory) == {"config.json", "model.safetensors", "specctl.json"}
+        raise failure
+
+    plan = plan_of(source, copies(source))
+    with pytest.raises(failure):
+        write(plan, tmp_path / "new" / "out", is_forced=False, has_digests=True, check=fail)
+    assert names_in(tmp_path) == {"source"}
+
+
+def test_a_failure_keeps_the_output_that_was_there(source: Checkpoint, tmp_path: Path) -> None:
+    def fail(directory: Path) -> None:
+        raise RuntimeError
+
+    out = tmp_path / "out"
+    run(plan_of(source, copies(source)), out)
+    before = {name: (out / name).read_bytes() for name in names_in(out)}
+    other = plan_of(source, {"a": copies(source)["a"]})
+    with pytest.raises(RuntimeError):
+        write(other, out, is_forced=True, has_digests=True, check=fail)
+    assert {name: (out / name).read_bytes() for name in names_in(out)} == before
+    assert names_in(tmp_path) == {"source", "out"}
+
+
+def test_a_failing_rename_puts_the_old_output_back(
+    source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run(plan_of(source, copies(source)), out)
+    rename, calls = Path.rename, []
+
+    def second_fails(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(DiagnosticError) as error:
+        run(plan_of(source, {"a": copies(source)["a"]}), out, is_forced=True)
+    assert codes(error) == ["SD605"]
+    assert set(read_weights(out)) == set(TENSORS)
+    assert names_in(tmp_path) == {"source", "out"}
+
+
+def test_a_source_that_changes_is_noticed(source: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(source, copies(source))
+    path = tmp_path / "source" / "model.safetensors"
+
+    def touch(count: int) -> None:
+        os.utime(path, ns=(1, 1))
+
+    with pytest.raises(DiagnosticError) as error:
+        write(
+            plan,
+            tmp_path / "out",
+            is_forced=False,
+            has_digests=True,
+            check=lambda directory: None,
+            moved=touch,
+        )
+    assert codes(error) == ["SD606"]
+    assert names_in(tmp_path) == {"source"}
+
+
+def test_a_source_that_is_cut_is_noticed(source: Checkpoint, tmp_path: Path) -> None:
+    plan = plan_of(source, copies(source))
+    path = tmp_path / "source" / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 9)
+    for has_digests in (True, False):
+        with pytest.raises(DiagnosticError) as error:
+            run(plan, tmp_path / "out", has_digests=has_digests)
+        assert codes(error) == ["SD108"]
+    assert names_in(tmp_path) == {"source"}
+
+
+def test_too_little_space_is_said_before_anything_is_written(
+    source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = output.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(output.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(DiagnosticError) as error:
+        run(plan_of(source, copies(source)), tmp_path / "new" / "out")
+    assert codes(error) == ["SD605"]
+    assert names_in(tmp_path) == {"source"}
+
+
+def test_a_place_that_cannot_be_written(source: Checkpoint) -> None:
+    with pytest.raises(DiagnosticError) as error:
+        run(plan_of(source, copies(source)), Path("/proc/specctl/out"))
+    assert codes(error) == ["SD605"]
+
+
+def test_a_file_size_limit_while_writing_leaves_nothing(source: Checkpoint, tmp_path: Path) -> None:
+    """What a full disk or a quota does in the middle of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for has_digests in (True, False):
+            with pytest.raises(DiagnosticError) as error:
+                run(plan_of(source, copies(source)), tmp_path / "out", has_digests=has_digests)
+            assert codes(error) == ["SD605"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    assert names_in(tmp_path) == {"source"}
+
+
+def test_a_full_tmpfs(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    try:
+        source = make_source(tmp_path / "source", {"a": ("F32", (40_000,))})
+        free = disk.stat()
+        assert free is not None
+        with pytest.raises(DiagnosticError) as error:
+            run(plan_of(source, copies(source)), disk / "out")
+        assert codes(error) == ["SD605"]
+        with pytest.MonkeyPatch.context() as patch:  # as if another process took the space
+            patch.setattr(output, "check_space", lambda out, size: None)
+            patch.setattr("specctl.convert.engine.check_space", lambda out, size: None)
+            with pytest.raises(DiagnosticError) as error:
+                run(plan_of(source, copies(source)), disk / "out")
+        assert codes(error) == ["SD605"]
+        assert "space" in error.value.diagnostics[0].message
+        assert names_in(disk) == set()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+_SLOW = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from convert_files import copies, plan_of
+from specctl.checkpoint import open_checkpoint
+from specctl.convert.engine import write
+
+def wait(directory):
+    print("ready", flush=True)
+    time.sleep(30)
+
+source = open_checkpoint({source!r})
+plan = plan_of(source, copies(source))
+write(plan, Path({out!r}), is_forced=False, has_digests=False, check=wait)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_leaves_nothing(source: Checkpoint, tmp_path: Path, number: int) -> None:
+    code = _SLOW.format(
+        tests=str(Path(__file__).parent),
+        source=str(tmp_path / "source"),
+        out=str(tmp_path / "new" / "out"),
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert (tmp_path / "new").is_dir()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert "Interrupt" in errors or "Terminated" in errors
+    assert names_in(tmp_path) == {"source"}
+
+
+_MEMORY = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from convert_files import copies, plan_of, ref
+from specctl.checkpoint import open_checkpoint
+from specctl.convert.engine import write
+from specctl.formats.written import Rows
+
+source = open_checkpoint({source!r})
+tensors = copies(source)
+tensors["rows"] = Rows(ref=ref(source, "big"), rows=tuple(range(0, 20000, 3)))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+write(plan_of(source, tensors), Path({out!r}), is_forced=False, has_digests={digests}, check=print)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_memory_stays_bounded(tmp_path: Path, has_digests: bool) -> None:
+    """A 160 MB source in one tensor; the bound is for any size."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    end = 20_000 * 2_000 * 4
+    header = json.dumps({"big": {"dtype": "F32", "shape": [20_000, 2_000],
+                                 "data_offsets": [0, end]}}).encode()  # fmt: skip
+    header += b" " * (-len(header) % 8)
+    with (source / "model.safetensors").open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + end)
+    code = _MEMORY.format(
+        tests=str(Path(__file__).parent),
+        source=str(source),
+        out=str(tmp_path / "out"),
+        digests=has_digests,
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown = int(done.stdout.split()[-1])
+    assert grown < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("5GB", 5 * 10**9), ("512 MiB", 512 << 20), ("17", 17), ("1.5kb", 1500), ("2tib", 2 << 40)],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "5 apples", "0", "1e9"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no size|less than one byte"):
+        parse_size(text)
