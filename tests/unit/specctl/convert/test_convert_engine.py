@@ -243,16 +243,21 @@ def test_the_output_is_never_a_source(source: Checkpoint, tmp_path: Path) -> Non
     assert names_in(tmp_path / "source") == {"config.json", "model.safetensors"}
 
 
-def test_links_into_another_directory_are_sources_too(tmp_path: Path) -> None:
-    make_source(tmp_path / "real", TENSORS)
-    snapshot = tmp_path / "snapshot"
-    snapshot.mkdir()
+def test_the_blobs_of_a_hub_cache_are_a_source_too(tmp_path: Path) -> None:
+    cache = tmp_path / "models--org--name"
+    make_source(tmp_path / "made", TENSORS)
+    snapshot = cache / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
     for name in ("config.json", "model.safetensors"):
-        (snapshot / name).symlink_to(tmp_path / "real" / name)
+        (tmp_path / "made" / name).rename(cache / "blobs" / name)
+        (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / name)
     checkpoint = open_checkpoint(snapshot)
-    with pytest.raises(DiagnosticError) as error:
-        run(plan_of(checkpoint, copies(checkpoint)), tmp_path / "real" / "out")
-    assert codes(error) == ["SD604"]
+    assert checkpoint.tensors
+    for out in (cache / "blobs" / "out", snapshot / "out", cache):
+        with pytest.raises(DiagnosticError) as error:
+            run(plan_of(checkpoint, copies(checkpoint)), out)
+        assert codes(error) == ["SD604"]
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
