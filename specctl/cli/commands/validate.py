@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 import typer
@@ -13,7 +13,6 @@ from specctl.cli import output
 from specctl.cli.access_options import AllowPickle, Offline
 from specctl.cli.output import Format
 from specctl.cli.validate_answer import lines_of
-from specctl.ops.engines import ENGINE_NAMES
 from specctl.ops.severity import SeverityRules, WrongCodeError, severity_rules
 from specctl.ops.validate import validate as run_validate
 
@@ -56,6 +55,10 @@ def validate(
             "tensorrt-llm; may be repeated.",
         ),
     ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Read all weights: NaN, zeros, rows that were never trained."),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
@@ -77,23 +80,31 @@ def validate(
     list. Exit 2: wrong usage or a fault of specctl.
     """
     rules = rules_of(strict=strict, error=error or (), ignore=ignore or ())
-    unknown = next((name for name in engine or () if name not in ENGINE_NAMES), None)
-    if unknown is not None:
-        text = f"`{unknown}` is none of {', '.join(ENGINE_NAMES)}"
-        raise typer.BadParameter(text, param_hint="--engine")
-    report = run_validate(
-        sources,
-        target=target,
-        expect=expect,
-        engines=engine or (),
-        rules=rules,
-        access=Access(offline=offline, allow_pickle=allow_pickle),
-        progress=_progress,
-    )
+    with output.bar("reading weights") if deep else nullcontext() as step:
+        report = run_validate(
+            sources,
+            target=target,
+            expect=expect,
+            engines=_known_engines(engine) if engine else (),
+            rules=rules,
+            access=Access(offline=offline, allow_pickle=allow_pickle),
+            deep=step,
+            progress=_no_progress if deep else _progress,
+        )
     for line in lines_of(report, format):
         output.answer(line)
     if not report.is_clean:
         raise typer.Exit(1)
+
+
+def _known_engines(names: list[str]) -> list[str]:
+    from specctl.ops.engines import ENGINE_NAMES  # the table is read for --engine only
+
+    unknown = next((name for name in names if name not in ENGINE_NAMES), None)
+    if unknown is not None:
+        text = f"`{unknown}` is none of {', '.join(ENGINE_NAMES)}"
+        raise typer.BadParameter(text, param_hint="--engine")
+    return names
 
 
 def rules_of(*, strict: bool, error: Sequence[str], ignore: Sequence[str]) -> SeverityRules:
@@ -102,6 +113,10 @@ def rules_of(*, strict: bool, error: Sequence[str], ignore: Sequence[str]) -> Se
         return severity_rules(is_strict=strict, error=error, ignore=ignore)
     except WrongCodeError as wrong:
         raise typer.BadParameter(str(wrong), param_hint=wrong.option) from wrong
+
+
+def _no_progress(total: int) -> AbstractContextManager[Callable[[str], None]]:
+    return nullcontext(lambda step: None)  # the bar over the weights has the terminal
 
 
 def _progress(total: int) -> AbstractContextManager[Callable[[str], None]]:

@@ -70,7 +70,8 @@ def _source(source: Source) -> str:
     what = " ".join(filter(None, (source.role, source.format))) or "unknown"
     extra = f", {escaped(source.architecture)}" if source.architecture else ""
     made = "" if source.target_name is None else f"<p>made for {code(source.target_name)}</p>"
-    head = f"<p>{code(source.path)}</p><p>{escaped(what)}{extra}</p>"
+    at = "" if source.revision is None else f" at revision {code(source.revision)}"
+    head = f"<p>{code(source.path)}{at}</p><p>{escaped(what)}{extra}</p>"
     return head + made + _by("; ".join(source.evidence))
 
 
