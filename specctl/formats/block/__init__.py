@@ -201,6 +201,6 @@ FORMATS: tuple[Format, ...] = (
         read=bundled.read,
         source="deepseek-ai DeepSeek-V4-*-DSpark",
         is_bundled=True,
-        refines=("deepspec-dspark",),
+        refines=("deepspec-dspark", "deepseek-v4-mtp"),
     ),
 )
