@@ -3,7 +3,7 @@
 Invariants: a key inside a layer, or of an MTP, NextN, EAGLE or other draft part, is never picked;
 such copies are decoys (SD504). Two genuine spellings at once are SD505. The head of a tied target
 is its embedding; transformers takes the root's `tie_word_embeddings` where a multimodal config
-states it twice, and a contradiction is SD240. Nothing but headers is read; a tensor's bytes are
+states it twice, and a contradiction is SD418. Nothing but headers is read; a tensor's bytes are
 read by range (`read_rows`).
 *Source:* the exclusion rule is SGLang pull request 39643.
 """
@@ -66,7 +66,7 @@ class Located:
         rule: how the head was decided, in words.
         stored_head: a head tensor of the files, used or not.
         decoys: copies inside layers and draft parts, by key.
-        diagnostics: SD240, SD505.
+        diagnostics: SD418, SD505.
     """
 
     embedding: TensorRef | None
@@ -132,11 +132,11 @@ def read_rows(checkpoint: Checkpoint, ref: TensorRef, begin: int, end: int) -> b
 def decide_tie(
     config: Mapping[str, object], findings: Findings, *, has_head: bool, default: bool | None = None
 ) -> tuple[bool, str]:
-    """Return whether the embedding is the head, and the rule that says so; SD240.
+    """Return whether the embedding is the head, and the rule that says so; SD418.
 
     Args:
         config: the root's object.
-        findings: receives SD240.
+        findings: receives SD418.
         has_head: a head tensor is stored.
         default: the model class's value for an absent flag, None when it is not known.
     """
@@ -144,7 +144,7 @@ def decide_tie(
     section, nested = _nested_flag(config)
     if isinstance(root, bool) and isinstance(nested, bool) and root != nested:
         findings.add(
-            "SD240",
+            "SD418",
             where=f"{CONFIG}#/{section}/{TIE_FLAG}",
             message=f"`{TIE_FLAG}` is {_word(nested)} here and {_word(root)} at the root",
             expected=_word(root),

@@ -3,7 +3,7 @@
 Other architectures give SD203, a note, and still list layer count, embedding and head. The
 embedding is found among all spellings, never in a layer or draft part (SD504). A tied head is the
 embedding; a stored copy of it is not used (SD507). Bundled prediction layers are not part of the
-target (SD507); what the config promises of them is held against the files (SD241, SD242, SD327).
+target (SD507); what the config promises of them is held against the files (SD240, SD327).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def read(checkpoint: Checkpoint, bundled: str | None = None) -> TargetCheckpoint
     else:
         text = root.with_defaults(flat_defaults(family), defaults_rule(family))
     located = locate(checkpoint)
-    findings.diagnostics.extend(located.diagnostics)
+    # SD418 is also a finding on the files as a whole (checks.files), which reports it for drafts.
+    findings.diagnostics.extend(d for d in located.diagnostics if d.code != "SD418")
     is_tied = located.is_tied if family is None else bool(_flag(text))
     own = report_bundled(checkpoint, bundled, root, text)
     stack = (

@@ -138,26 +138,17 @@ CODES: tuple[Code, ...] = (
         source="NeMo Automodel issue 2447; Model-Optimizer `d2t.pt`",
     ),
     Code(
+        code="SD222",
+        slug="map-not-ascending",
+        severity="info",
+        summary="The map of a Speculators draft is not in ascending order of target ids.",
+        why="Engines take any order. The library's own training gathers the target's head by the "
+        "mask, in ascending order, and would compare its rows with those of other ids.",
+        fix="Nothing to do for serving; sort map and head together before training goes on",
+        source="Speculators 0.9 `load_verifier_weights`; Model-Optimizer writes rank order",
+    ),
+    Code(
         code="SD240",
-        slug="tie-flags-differ",
-        severity="warning",
-        summary="`tie_word_embeddings` is stated at the root and in the text section, differently.",
-        why="transformers takes the root's flag; a reader of the section takes another matrix as "
-        "the head, or misses a tensor.",
-        fix="Make both flags equal: true when the embedding is the head",
-    ),
-    Code(
-        code="SD241",
-        slug="prediction-file-name-unusual",
-        severity="warning",
-        summary="The index puts prediction layers into a file whose name loaders do not look for.",
-        why="The index is right, but loaders that list `model*.safetensors` pass the file over and "
-        "report the layers as missing.",
-        fix="Rename the file to `model-mtp.safetensors` or the like, in the index too",
-        source="omlx issue 2062",
-    ),
-    Code(
-        code="SD242",
         slug="bundled-layout-unknown",
         severity="info",
         summary="A target holds prediction layers in a layout that this version does not read.",

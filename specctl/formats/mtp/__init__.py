@@ -91,5 +91,6 @@ FORMATS: tuple[Format, ...] = (
         ),
         read=gemma4_assistant.read,
         source="transformers 5.24 Gemma4AssistantForCausalLM",
+        refines=("huggingface",),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from specctl.checkpoint import Checkpoint
 from specctl.formats.assemble import is_whole
@@ -13,7 +13,6 @@ from specctl.formats.mtp.families import BY_NAME
 from specctl.formats.mtp.part import find_part
 
 _PART = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*)(?:\.|$)")
-_USUAL_FILE = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
 
 
 def bundled_keys(checkpoint: Checkpoint, format: str | None) -> frozenset[str]:
@@ -34,7 +33,7 @@ def bundled_keys(checkpoint: Checkpoint, format: str | None) -> frozenset[str]:
 def report_bundled(
     checkpoint: Checkpoint, format: str | None, root: Fields, text: Fields
 ) -> Collection[str]:
-    """Return the keys of the prediction layers inside a target; SD241, SD242, SD327.
+    """Return the keys of the prediction layers inside a target; SD240, SD327.
 
     Args:
         checkpoint: the opened target.
@@ -47,12 +46,11 @@ def report_bundled(
     if keys and format is None:
         key = min(keys)
         findings.add(
-            "SD242",
+            "SD240",
             where=checkpoint.tensors[key].describe(),
             message=f"{len(keys)} tensors such as `{key}` are prediction layers in a layout that "
             "is not read",
         )
-    _report_files(checkpoint, keys, findings)
     count = read_count(root, text)
     if not keys and count is not None and count.stated and is_whole(checkpoint):
         _report_absent(checkpoint, count.field, count.stated, findings)
@@ -61,20 +59,6 @@ def report_bundled(
 
 def _is_part(key: str) -> bool:
     return ("mtp" in key or "nextn" in key) and _PART.search(key) is not None
-
-
-def _report_files(checkpoint: Checkpoint, keys: Iterable[str], findings: Findings) -> None:
-    files = sorted({checkpoint.tensors[key].file for key in keys})
-    for file in files:
-        if checkpoint.layout == "sharded" and _USUAL_FILE.fullmatch(file) is None:
-            findings.add(
-                "SD241",
-                where=file,
-                message=f"prediction layers lie in `{file}`; loaders that list `model*` pass it "
-                "over",
-                expected="a name that starts with `model`",
-                found=file,
-            )
 
 
 def _report_absent(checkpoint: Checkpoint, field: str, stated: int, findings: Findings) -> None:

@@ -18,7 +18,6 @@ from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble, is_whole
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import read_draft_stack, report_layer_count
-from specctl.formats.eagle.eagle3 import IGNORED_KEYS
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import Family, family_of, with_class_defaults
 from specctl.formats.mtp.checks import report_counts, report_experts, report_required
@@ -27,9 +26,25 @@ from specctl.formats.mtp.family import MtpFamily
 from specctl.formats.mtp.part import SHARED_KEYS, MtpPart, find_part
 from specctl.formats.mtp.roles import roles_of
 from specctl.formats.mtp.style import LayerStyle, read_style
-from specctl.formats.names import Matched, Name, NameTable, at_layer, layer_names
+from specctl.formats.names import (
+    ROTARY_BUFFER,
+    Ignored,
+    Matched,
+    Name,
+    NameTable,
+    at_layer,
+    layer_names,
+)
 from specctl.formats.speculators import report_gamma_missing
 from specctl.formats.vocabulary import identity_vocabulary
+
+IGNORED_KEYS: tuple[Ignored, ...] = (
+    ROTARY_BUFFER,
+    Ignored(
+        pattern=r"verifier_(lm_head|norm)\.weight",
+        reason="a copy of the target's weights, kept by training",
+    ),
+)
 
 
 def reader_of(family: MtpFamily) -> Callable[[Checkpoint], DraftCheckpoint]:
@@ -92,7 +107,7 @@ def names_of(part: MtpPart) -> NameTable:
         rows.setdefault(role, []).append(key)
     for role, _ in part.family.names:
         own = part.key_of(role)
-        if role not in rows and own is not None:
+        if role not in rows and own is not None and own not in part.roles:
             rows[role] = [own]
     for shared, role in SHARED_KEYS:
         if shared not in rows.setdefault(role, []):

@@ -79,6 +79,8 @@ def _mlp(first: Mapping[str, TensorRef]) -> Mlp:
         return "fused experts"
     if any(name.startswith("mlp.experts.") for name in first):
         return "experts"
+    if has_stem(first, "mlp.gate_up_proj"):
+        return "other"
     if has_stem(first, "gate_proj") or has_stem(first, "down_proj"):
         return "dense"
     return "other" if any(_MLP.match(name) for name in first) else "none"
@@ -99,8 +101,8 @@ def _has_output_gate(first: Mapping[str, TensorRef]) -> bool:
 
 
 def has_stem(roles: Iterable[str], stem: str) -> bool:
-    """Tell whether a weight is stored in any form: `q_proj.weight`, `q_proj.qweight`, ..."""
-    return any(role.startswith(stem + ".") for role in roles)
+    """Tell whether a weight is stored in any form: `q_proj.weight`, `q_proj.qweight`, bare."""
+    return any(role == stem or role.startswith(stem + ".") for role in roles)
 
 
 def expert_indexes(tensors: Iterable[str]) -> Mapping[tuple[int, str], tuple[int, ...]]:
