@@ -8,17 +8,16 @@ its own config (an engine that passes the target's method on to a draft is at fa
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint import TensorEntry
+from specctl.checks.name_entries import NameEntries, name_entries
 from specctl.checks.quantization_facts import (
     FUSED,
     Declared,
     declared_beside,
     declared_in_config,
-    is_ignored,
 )
 from specctl.contract.diagnostics import Diagnostic, diagnose
 
@@ -30,7 +29,14 @@ _WEIGHT = ".weight"
 _PACKED_WEIGHT = ".weight_packed"
 _WEIGHT_SCALES = (".weight_scale", ".weight_scale_inv", ".scale", ".weight.absmax")
 _OTHER_SCALES = (".weight_scale_2", ".weight_global_scale", ".input_scale", ".input_global_scale")
-_PROJECTION = re.compile(r".*\.(?:q|k|v|o|qkv|gate|up|down|gate_up)_proj")
+_SCALES = (*_WEIGHT_SCALES, *_OTHER_SCALES)
+_WEIGHTS = (_WEIGHT, _PACKED_WEIGHT)
+_MAX_COST = 400_000_000  # characters of expressions times characters of modules; about a second
+_PROJECTIONS = tuple(
+    f".{name}_proj{suffix}"
+    for name in ("q", "k", "v", "o", "qkv", "gate", "up", "down", "gate_up")
+    for suffix in _WEIGHTS
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +95,7 @@ def check_inheritance(
 
 
 def _is_quantised(entry: TensorEntry) -> bool:
-    return entry.key.endswith((_WEIGHT, _PACKED_WEIGHT)) and entry.dtype in QUANTISED_DTYPES
+    return entry.dtype in QUANTISED_DTYPES and entry.key.endswith(_WEIGHTS)
 
 
 def _stem(key: str) -> str:
@@ -149,15 +155,14 @@ def _check_scales(
                 found=list(scale.shape),
             )
     for key, entry in tensors.items():
-        yield from _check_scale(key, entry, tensors)
+        if key.endswith(_SCALES):
+            yield from _check_scale(key, entry, tensors)
 
 
 def _check_scale(
     key: str, entry: TensorEntry, tensors: Mapping[str, TensorEntry]
 ) -> Iterator[Diagnostic]:
-    suffix = next((s for s in (*_WEIGHT_SCALES, *_OTHER_SCALES) if key.endswith(s)), None)
-    if suffix is None:
-        return
+    suffix = next(s for s in _SCALES if key.endswith(s))
     stem = key.removesuffix(suffix)
     weights = [tensors[stem + s] for s in (_WEIGHT, _PACKED_WEIGHT) if stem + s in tensors]
     if any(_is_quantised(weight) for weight in weights):
@@ -208,6 +213,11 @@ def _expected_scale(weight: TensorEntry, block: tuple[int, int] | None) -> str:
     return f"[{-(-rows // block[0])}, {-(-columns // block[1])}]"
 
 
+def _is_decidable(entries: NameEntries, keys: list[str]) -> bool:
+    """Tell whether all entries are understood and asking them is affordable."""
+    return not entries.unknown and entries.cost * sum(map(len, keys)) <= _MAX_COST
+
+
 def _check_plain(
     stored: Stored, quantised: frozenset[str], declared: Declared
 ) -> Iterator[Diagnostic]:
@@ -215,10 +225,13 @@ def _check_plain(
     plain: list[TensorEntry] = []
     surplus: list[TensorEntry] = []
     own: list[TensorEntry] = []
-    for key in sorted(stored.tensors):
-        if not key.endswith((_WEIGHT, _PACKED_WEIGHT)) or not _PROJECTION.fullmatch(_stem(key)):
-            continue
-        is_listed = declared.is_plain(_stem(key))
+    ignored, targets = name_entries(declared.ignore), name_entries(declared.targets)
+    projections = sorted(key for key in stored.tensors if key.endswith(_PROJECTIONS))
+    if not (_is_decidable(ignored, projections) and _is_decidable(targets, projections)):
+        return
+    for key in projections:
+        module = _stem(key)
+        is_listed = ignored.has(module) or (bool(declared.targets) and not targets.has(module))
         if (key in quantised) != is_listed:
             continue
         entry = stored.tensors[key]
@@ -256,14 +269,13 @@ def _check_plain(
 
 
 def _check_entries(tensors: Mapping[str, TensorEntry], declared: Declared) -> Iterator[Diagnostic]:
-    modules = {_stem(key) for key in tensors if key.endswith((_WEIGHT, _PACKED_WEIGHT))}
+    entries = name_entries(declared.ignore).names
+    spellings = name_entries([*entries, *(s for entry in entries for s in _other_spelling(entry))])
+    hits = spellings.hits(_stem(key) for key in tensors if key.endswith(_WEIGHTS))
     for number, entry in enumerate(declared.ignore):
-        if entry.startswith("re:") or "*" in entry:
+        if entry not in entries or entry in hits:
             continue
-        if any(is_ignored(module, [entry]) for module in modules):
-            continue
-        parts = _other_spelling(entry)
-        meant = [part for part in parts if any(is_ignored(m, [part]) for m in modules)]
+        meant = [part for part in _other_spelling(entry) if part in hits]
         if not meant:
             continue  # modules of another model, such as a vision tower that was cut off
         yield diagnose(

@@ -1,23 +1,19 @@
 """What a checkpoint says of its quantisation: method, blocks, and the modules that stay plain.
 
-Foreign conventions undone: an ignore entry is a name, a prefix, a part of a name, a glob with `*`
-(Model-Optimizer) or a regular expression behind `re:` (compressed-tensors).
+The notation of the entries is undone in `name_entries`.
 *Source:* compressed-tensors `QuantizationConfig`; DeepSeek-V3 `quantization_config`;
 Model-Optimizer `hf_quant_config.json`; vLLM `quantization/`.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 SIDE_FILE = "hf_quant_config.json"
 _KEYS = ("quantization_config", "compression_config")
 _SECTIONS = ("", "text_config", "transformer_layer_config")
 _IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
-MAX_PATTERN_CHARS = 1000  # an untrusted regular expression is kept short
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -46,12 +42,6 @@ class Declared:
     ignore_key: str
     targets: tuple[str, ...]
 
-    def is_plain(self, module: str) -> bool:
-        """Tell whether a module is declared to stay plain."""
-        if is_ignored(module, self.ignore):
-            return True
-        return bool(self.targets) and not is_ignored(module, self.targets)
-
     @property
     def is_weight_declared(self) -> bool:
         """Tell whether weights are declared quantised, not only the cache."""
@@ -77,25 +67,6 @@ def declared_beside(side: Mapping[str, object] | None) -> Declared | None:
     """Return the statement of `hf_quant_config.json`, None without one."""
     data = None if side is None else side.get("quantization")
     return _declared(data, f"{SIDE_FILE}#/quantization") if isinstance(data, Mapping) else None
-
-
-def is_ignored(module: str, entries: Iterable[str]) -> bool:
-    """Tell whether a module's name is one that the entries leave plain."""
-    return any(_matches(module, entry) for entry in entries)
-
-
-def _matches(module: str, entry: str) -> bool:
-    if entry.startswith("re:"):
-        pattern = entry[3:]
-        if len(pattern) > MAX_PATTERN_CHARS:
-            return False
-        try:
-            return re.match(pattern, module) is not None
-        except re.error:
-            return False
-    if "*" in entry or "?" in entry:
-        return fnmatch.fnmatchcase(module, entry) or fnmatch.fnmatchcase(module, entry + ".*")
-    return module == entry or module.startswith(entry + ".") or f".{entry}." in f".{module}."
 
 
 def _declared(data: Mapping[str, object], where: str) -> Declared:
