@@ -92,6 +92,8 @@ class _Page:
         what = " ".join(filter(None, (source.role, source.format))) or "unknown"
         extra = f", {source.architecture}" if source.architecture else ""
         self.lines.append(f"{label:<{_LABEL}}{printable(source.path)}")
+        if source.revision is not None:
+            self.row("", f"revision {printable(source.revision)}")
         self.row("", f"{what}{extra}")
         if source.target_name is not None:
             self.row("", f"made for {printable(source.target_name)}")

@@ -1,15 +1,15 @@
 """Where keys and elements stand in a JSON or YAML text, for texts of any quality.
 
 Invariants: the JSON scanner reads broken text as far as it makes sense and never raises; a key that
-occurs twice is found at its last place, which is the one that readers keep. Time and memory grow
-with the text, not with its depth.
+occurs twice is found at its last place, which is the one that readers keep. Time grows with the
+text, memory with what is looked for.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Path = tuple[str | None, ...]
@@ -18,7 +18,9 @@ Path = tuple[str | None, ...]
 Span = tuple[int, int]
 """First character and one past the last."""
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+_TOKEN = re.compile(r'["{}\[\],:]|[^\s{}\[\],:"]+')
+_IN_STRING = re.compile(r'["\\]')
+_MAX_DEPTH = 200  # readers refuse less
 
 
 class _Container:
@@ -52,9 +54,12 @@ def json_spans(text: str, paths: Iterable[Path]) -> dict[Path, Span]:
     anywhere = {path[1] for path in listed if len(path) == 2 and path[0] is None}
     found: dict[Path, Span] = {}
     stack: list[_Container] = []
-    key_begin = 0
-    for match in _TOKEN.finditer(text):
-        token, begin, end = match.group(), match.start(), match.end()
+    key_begin = key_end = num_deeper = 0
+    for begin, end in _tokens(text):
+        token = text[begin:end]
+        if num_deeper or (token in "{[" and len(stack) >= _MAX_DEPTH):
+            num_deeper += (token in "{[") - (token in "}]")
+            continue
         if token in "}]":
             if stack:
                 stack.pop()
@@ -66,18 +71,37 @@ def json_spans(text: str, paths: Iterable[Path]) -> dict[Path, Span]:
             continue
         top = stack[-1] if stack else None
         if top is not None and top.is_object and top.key is None and token not in "{[":
-            top.key, key_begin = _text(token), begin
+            top.key, key_begin, key_end = _text(token), begin, end
             if top.key in anywhere:
                 found[None, top.key] = (begin, end)
             continue
         path = () if top is None else top.child(wanted)
         is_member = top is not None and top.is_object
         if path is not None and (path or path not in found):
-            span_end = key_begin + len(_quoted(text, key_begin)) if token in "{[" else end
+            span_end = key_end if token in "{[" else end
             found[path] = (key_begin, span_end) if is_member else (begin, end)
         if token in "{[":
             stack.append(_Container(path, token == "{"))
     return found
+
+
+def _tokens(text: str) -> Iterator[Span]:
+    """Return strings, marks and words; a string that is never closed reaches to the end."""
+    end = 0
+    while match := _TOKEN.search(text, end):
+        begin, end = match.span()
+        if text[begin] == '"':
+            end = _string_end(text, end)
+        yield begin, end
+
+
+def _string_end(text: str, position: int) -> int:
+    """Return the place after the closing quote; one pass, no memory for any number of escapes."""
+    while match := _IN_STRING.search(text, position):
+        if match.group() == '"':
+            return match.end()
+        position = match.end() + 1
+    return len(text)
 
 
 def _text(token: str) -> str:
@@ -86,11 +110,6 @@ def _text(token: str) -> str:
     except ValueError:
         return token.strip('"')
     return value if isinstance(value, str) else token
-
-
-def _quoted(text: str, begin: int) -> str:
-    match = _TOKEN.match(text, begin)
-    return "" if match is None else match.group()
 
 
 def yaml_spans(text: str, paths: Iterable[Path]) -> dict[Path, Span]:

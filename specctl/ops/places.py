@@ -3,7 +3,7 @@
 Invariants: nothing here raises for any text or file: a place that cannot be found again has no
 line. A pointer to a key that is absent gives the nearest object around it. Lines and columns count
 from 1, columns in code points, the end column is one past the last character. Each file is read
-once, up to `MAX_BYTES`.
+once; one that is larger than `MAX_BYTES` (JSON) or `MAX_YAML_BYTES` has no lines.
 *Source:* RFC 6901 (JSON pointers).
 """
 
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from specctl.ops.json_spans import Path, Span, json_spans, yaml_spans
 
 MAX_BYTES = 16 << 20
+MAX_YAML_BYTES = 256 << 10
+_YAML = (".yaml", ".yml")
 _SEPARATOR = re.compile(r"#|::")
 _TENSOR_SHAPE = re.compile(r"\[[^\[\]]*\]$")
 _WITHOUT_FILE = ("--", "request=")
@@ -104,8 +106,7 @@ def _locate(file: str, pointers: set[str]) -> dict[str, _Region]:
     if text is None:
         return {}
     paths = {pointer: _path(pointer) for pointer in pointers}
-    is_yaml = file.endswith((".yaml", ".yml"))
-    spans = (yaml_spans if is_yaml else json_spans)(text, paths.values())
+    spans = (yaml_spans if file.endswith(_YAML) else json_spans)(text, paths.values())
     regions: dict[str, _Region] = {}
     for pointer, path in paths.items():
         span = _nearest(spans, path)
@@ -115,13 +116,14 @@ def _locate(file: str, pointers: set[str]) -> dict[str, _Region]:
 
 
 def _read(file: str) -> str | None:
-    if not file.endswith((".json", ".yaml", ".yml")):
+    if not file.endswith((".json", *_YAML)):
         return None
+    limit = MAX_YAML_BYTES if file.endswith(_YAML) else MAX_BYTES
     try:
-        if not os.path.isfile(file) or os.path.getsize(file) > MAX_BYTES:  # noqa: PTH113, PTH202  (any text)
+        if not os.path.isfile(file) or os.path.getsize(file) > limit:  # noqa: PTH113, PTH202  (any text)
             return None
         with open(file, "rb") as stream:  # noqa: PTH123  (any text)
-            raw = stream.read(MAX_BYTES)
+            raw = stream.read(limit)
     except (OSError, ValueError):
         return None
     return raw.decode("utf-8-sig", "replace")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,34 @@ def test_broken_texts_never_raise(text: str) -> None:
     for begin, end in json_spans(text, [("a",), ("b", "0"), (None, "a")]).values():
         assert 0 <= begin <= end <= len(text)
     yaml_spans(text, [("a",), ("b", "0")])
+
+
+N = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"' + '\\"' * (N // 2), '"' + "\\" * N, '"' * N, "[" * N, '{"a":' * (N // 5), "," * N,
+     "{}," * (N // 3), "[" + '"a",' * (N // 4), "[]" * (N // 2), "a " * (N // 2)],
+    ids=["escaped quotes", "backslashes", "quotes", "lists", "objects", "commas", "empty",
+         "strings", "pairs", "words"],
+)  # fmt: skip
+def test_a_mebibyte_of_anything_is_cheap(text: str) -> None:
+    wanted: list[tuple[str | None, ...]] = [("a", "a", "a"), ("0",), (None, "a")]
+    tracemalloc.start()
+    json_spans(text[: N // 16], wanted)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 256 << 10, "a fraction of 1 MiB / 16"
+    begin = time.process_time()
+    json_spans(text, wanted)
+    assert time.process_time() - begin < 5, "a second on an idle core; a quadratic one takes hours"
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.text(max_size=30) | st.text("#:/~0\0\udcff\n-a", max_size=12))
+def test_any_text_is_a_place(text: str) -> None:
+    assert set(find_places([text])) == {text}
 
 
 def test_every_pointer_of_the_fixtures_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
