@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from specctl.checkpoint import Checkpoint, tensor_place
@@ -79,6 +80,24 @@ def identity_vocabulary(
     layers.findings.derived("vocabulary.map_kind", layers.where("vocab_size"), rule)
     return VocabularyFacts(
         target_vocab_size=size, draft_vocab_size=size, d2t=None, t2d=None, draft_to_target=None
+    )
+
+
+def report_order(facts: VocabularyFacts, matched: Matched, findings: Findings) -> None:
+    """Report SD222 for a stored map whose target ids do not ascend."""
+    ids, ref = facts.draft_to_target, matched.tensors.get("d2t")
+    if ids is None or ref is None or all(a < b for a, b in pairwise(ids)):
+        return
+    size = facts.target_vocab_size or 0
+    if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= size:
+        return  # no map: SD402, SD404
+    place = next(i for i, (a, b) in enumerate(pairwise(ids)) if a >= b)
+    findings.add(
+        "SD222",
+        where=tensor_place(ref),
+        message=f"draft id {place + 1} stands for target id {ids[place + 1]}, below the one before",
+        expected="ascending target ids",
+        found=f"{ids[place]}, then {ids[place + 1]}",
     )
 
 

@@ -61,8 +61,9 @@ def layer_config(draft: DraftCheckpoint, decoder: Decoder) -> dict[str, Any]:
         **_window_config(decoder),
         **_id_config(draft),
     }
-    if decoder.family == "qwen2":
-        del config["attention_bias"]  # no field of that class; its biases are always there
+    # No field of qwen2, whose biases are always there; elsewhere it means biases in o as well.
+    if decoder.family == "qwen2" or decoder.has_qkv_bias != decoder.has_o_bias:
+        del config["attention_bias"]
     return dict(sorted(config.items()))
 
 

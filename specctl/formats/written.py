@@ -26,6 +26,7 @@ LOSSES: Mapping[str, str] = MappingProxyType(
         "embedding": "the draft's own embedding is left out; engines take the target's",
         "gate": "a gate of the layers that the dialect cannot hold is left out",
         "head": "the draft's own head is left out; engines take the target's",
+        "library-load": "Speculators 0.9 itself does not load the result; vLLM does",
         "rank-order": "the order of the map is lost: ids and rows are sorted",
         "t2d": "the mask is left out; it follows from `d2t`",
         "target-name": "the dialect has no field for the target's name",

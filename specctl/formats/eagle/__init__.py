@@ -10,6 +10,9 @@ from specctl.formats.eagle import (
     native,
     peagle,
     speculators,
+    write_eagle1,
+    write_own,
+    write_speculators,
     writers,
 )
 from specctl.formats.format import Format, Layout
@@ -67,6 +70,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         read=native.read_nemo,
         source="NeMo Automodel LlamaEagle3DraftModel and serve_vllm",
         refines=("huggingface",),
+        write=writers.write_nemo,
     ),
     Format(
         name="deepspec-eagle3",
@@ -78,6 +82,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         read=deepspec.read,
         source="deepseek-ai/DeepSpec Qwen3Eagle3Model",
         refines=("modelopt-eagle3",),
+        write=write_own.write_deepspec,
     ),
     Format(
         name="mla-eagle3",
@@ -89,6 +94,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         read=mla.read,
         source="Model-Optimizer EAGLE-3 export for Kimi-K2",
         refines=("safeailab-eagle3", "specforge-eagle3", "modelopt-eagle3"),
+        write=write_own.write_mla,
     ),
     Format(
         name="speculators-eagle3",
@@ -99,7 +105,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "eagle3"),
         read=speculators.read,
         source="Speculators 0.5 to 0.9 Eagle3SpeculatorConfig",
-        write=writers.write_speculators,
+        write=write_speculators.write_eagle3,
     ),
 )
 
@@ -121,6 +127,7 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
             "eagle",
             "huggingface",
         ),
+        write=writers.write_peagle,
     ),
     Format(
         name="speculators-peagle",
@@ -131,6 +138,7 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "peagle"),
         read=peagle.read_speculators,
         source="Speculators 0.6 to 0.9 PEagleSpeculatorConfig",
+        write=write_speculators.write_peagle,
     ),
 )
 
@@ -144,6 +152,7 @@ _EAGLE1_ROWS: tuple[Format, ...] = (
         claim=claims.eagle1,
         read=eagle1.read_native,
         source="SafeAILab/EAGLE eagle/model/cnets1.py",
+        write=write_eagle1.write_native,
     ),
     Format(
         name="vllm-eagle",
@@ -165,6 +174,7 @@ _EAGLE1_ROWS: tuple[Format, ...] = (
         claim=claims.speculators_eagle1,
         read=eagle1.read_speculators,
         source="Speculators 0.1 to 0.6 EagleSpeculatorConfig",
+        write=write_eagle1.write_speculators,
     ),
 )
 

@@ -36,7 +36,7 @@ from specctl.formats.names import (
     at_layer,
     layer_names,
 )
-from specctl.formats.vocabulary import read_vocabulary
+from specctl.formats.vocabulary import read_vocabulary, report_order
 
 IGNORED_KEYS: tuple[Ignored, ...] = (
     ROTARY_BUFFER,
@@ -120,6 +120,7 @@ class Dialect:
         roles: which tensors there are.
         algorithm: `eagle3` or a relative.
         is_every_layer_wide: layers after the first also read (embedding, state).
+        is_map_sorted: the dialect's own library takes the map's ids for ascending.
     """
 
     format: str
@@ -127,6 +128,7 @@ class Dialect:
     roles: tuple[TensorRole, ...] = EAGLE3_ROLES
     algorithm: Algorithm = "eagle3"
     is_every_layer_wide: bool = False
+    is_map_sorted: bool = False
 
 
 def read_eagle3(
@@ -183,6 +185,9 @@ def read_eagle3(
         sizes["X0"] = 2 * decoder.hidden_size
         if dialect.is_every_layer_wide:
             sizes["X"] = sizes["X0"]
+    vocabulary = read_vocabulary(checkpoint, matched, root=root, layers=layers)
+    if dialect.is_map_sorted:
+        report_order(vocabulary, matched, root.findings)
     gamma = num_speculative_tokens
     chain = None if gamma is None else chain_geometry(gamma)
     return assemble(
@@ -197,11 +202,7 @@ def read_eagle3(
         target_hidden_size=target_hidden,
         target_num_layers=target_num_layers,
         aux=aux,
-        vocabulary=with_side_map(
-            checkpoint,
-            read_vocabulary(checkpoint, matched, root=root, layers=layers),
-            root.findings,
-        ),
+        vocabulary=with_side_map(checkpoint, vocabulary, root.findings),
         num_speculative_tokens=gamma,
         geometry=chain if geometry is None else geometry,
         flags=replace(flags, has_fc_bias="fc.bias" in matched.tensors),

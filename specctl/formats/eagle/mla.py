@@ -21,7 +21,12 @@ from specctl.formats.eagle.eagle3 import (
     read_norm_flags,
     read_target_hidden,
 )
-from specctl.formats.eagle.native import flat_norm_before_residual, read_aux, report_norm_output
+from specctl.formats.eagle.native import (
+    flat_norm_before_residual,
+    note_switches,
+    read_aux,
+    report_norm_output,
+)
 from specctl.formats.eagle.roles import MLA_ROLES, NO_Q_LORA, Q_LORA
 from specctl.formats.eagle.side_files import with_side_map
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
@@ -91,6 +96,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     findings = root.findings
     report_gamma_missing(root, CONFIG)
     nested = root.section("eagle_config")
+    note_switches(nested)
     flags = read_norm_flags(
         root, has_norm_before_residual=flat_norm_before_residual(root, nested), nested=nested
     )

@@ -144,6 +144,13 @@ def flat_norm_before_residual(root: Fields, nested: Fields | None) -> bool:
     return bool(value)
 
 
+def note_switches(nested: Fields | None) -> None:
+    """Take note of the template's switches in a dialect that always holds every part."""
+    if nested is not None:
+        for key in (*_TEMPLATE_NOTES, _AUX.key, _FIRST.key, _LAST.key):
+            nested.raw(key)
+
+
 def _parts(tensors: Mapping[str, TensorEntry], names: NameTable, nested: Fields | None) -> Parts:
     """Return the parts that the switches keep; a stored tensor of a part left out is SD506."""
     if nested is None:

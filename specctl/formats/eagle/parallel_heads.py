@@ -36,3 +36,8 @@ def heads_roles(keys: Iterable[str]) -> tuple[TensorRole, ...]:
         for key in sorted(keys)
         if (found := _KEY.fullmatch(key))
     )
+
+
+def is_head_role(role: str) -> bool:
+    """Tell whether a role is a parallel head's."""
+    return _KEY.fullmatch(role) is not None

@@ -21,7 +21,12 @@ from specctl.formats.eagle.eagle3 import (
     read_eagle3,
     read_norm_flags,
 )
-from specctl.formats.eagle.native import AUX_KEY, flat_norm_before_residual, read_aux
+from specctl.formats.eagle.native import (
+    AUX_KEY,
+    flat_norm_before_residual,
+    note_switches,
+    read_aux,
+)
 from specctl.formats.eagle.roles import peagle_roles
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import flat_layers
@@ -71,6 +76,7 @@ def read_native(checkpoint: Checkpoint) -> DraftCheckpoint:
     root = root_fields(checkpoint.config, Findings())
     layers, family = flat_layers(root, absent_model_type="llama")
     nested = root.section("eagle_config")
+    note_switches(nested)
     root.flag("parallel_drafting")
     tokens = root.integer("num_depths", "geometry.num_speculative_tokens")
     if tokens is None:
@@ -106,7 +112,13 @@ def parallel_geometry(num_speculative_tokens: int) -> Geometry:
 def _dialect(format: str, names: NameTable, checkpoint: Checkpoint) -> Dialect:
     stored = checkpoint.tensors.get(MASK_KEY) or checkpoint.tensors.get(f"model.{MASK_KEY}")
     rank = 2 if stored is not None and len(stored.shape) == 2 else 3
-    return Dialect(format=format, names=names, roles=peagle_roles(rank), algorithm="peagle")
+    return Dialect(
+        format=format,
+        names=names,
+        roles=peagle_roles(rank),
+        algorithm="peagle",
+        is_map_sorted=format == "speculators-peagle",
+    )
 
 
 def _mask_token(root: Fields, keys: tuple[str, ...]) -> int | None:

@@ -1,207 +1,241 @@
-"""Write EAGLE-3 in its flat dialects and as Speculators.
+"""Write EAGLE-3 and P-EAGLE with a flat config.
 
-Foreign conventions restored: Speculators counts boundaries (output id + 1) and stores embedding and
-head, because its loader fills a missing embedding with zeros; SpecForge and ModelOpt count outputs,
-which readers recognise by a first id of 1 only; SafeAILab has no field and captures boundaries
-[2, n//2, n-3]. SafeAILab and SpecForge have one layer, `midlayer.`.
-*Source:* Speculators 0.9 `Eagle3SpeculatorConfig`; SpecForge and Model-Optimizer export; SGLang
-pull request 25454 for how a list is told apart.
+Foreign conventions restored: SpecForge, ModelOpt and NeMo count outputs, which readers recognise by
+a first id of 1 only; SafeAILab has no field and captures boundaries [2, n//2, n-3]; the names of
+the first layer are `midlayer.` (SafeAILab, SpecForge), `layers.0.` (ModelOpt, P-EAGLE) or inside a
+module `model` (NeMo).
+*Source:* SafeAILab/EAGLE `cnets.py`; SpecForge and Model-Optimizer export; NeMo Automodel
+`LlamaEagle3DraftModel`; SGLang pull request 25454 for how a list is told apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Decoder
 from specctl.draft import DraftCheckpoint
 from specctl.formats.aux_layers import default_boundaries, to_canonical
-from specctl.formats.eagle.eagle3 import SAFEAILAB_NAMES, SPECULATORS_NAMES
+from specctl.formats.eagle.eagle3 import NEMO_NAMES, SAFEAILAB_NAMES, SPECULATORS_NAMES
+from specctl.formats.eagle.native import AUX_KEY
+from specctl.formats.eagle.parallel_heads import is_head_role
+from specctl.formats.eagle.peagle import MASK_KEY
+from specctl.formats.eagle.write_problems import (
+    common_problems,
+    missing_parts,
+    no_place,
+    normed_residual,
+    nothing,
+    undeclared_norms,
+)
 from specctl.formats.fields import CONFIG
 from specctl.formats.names import NameTable
 from specctl.formats.writing import (
-    SPECULATORS_VERSION,
-    VOCABULARY_ROLES,
     dtype_config,
     layer_config,
     map_tensors,
     named_tensors,
     own_or_target,
-    speculators_problems,
-    speculators_section,
 )
-from specctl.formats.written import TensorSource, WriteRequest, Written, lost, unable
-
-AUX_KEY = "eagle_aux_hidden_state_layer_ids"
-FLAT_ARCHITECTURE = "LlamaForCausalLMEagle3"
-_NECESSARY = ("fc.weight", "norm", "layers.0.input_norm", "layers.0.hidden_norm")
+from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, unable
 
 
-def write_speculators(request: WriteRequest) -> Written:
-    """Return the draft as a Speculators eagle3 checkpoint.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlatForm:
+    """What tells the flat dialects apart when they are written.
 
-    Diagnostics: SD602 without a token count, a target's name, an embedding or decided layer ids,
-    and for an `fc` with bias.
+    Args:
+        architecture: entry of `architectures`.
+        names: name table.
+        has_mask: `t2d` is stored.
+        has_list: captured layers are listed in `eagle_config`.
+        has_many_layers: layers after the first have names.
     """
-    draft, decoder = request.draft, request.draft.decoder
-    if decoder is None or draft.geometry is None:
-        return _nothing(*_common_problems(draft), *speculators_problems(request))
-    problems = [*_common_problems(draft), *speculators_problems(request)]
-    if draft.has_fc_bias:
-        problems.append(_no_place(draft, "fc.bias", "Speculators' `fc` has no bias"))
-    tensors = named_tensors(
-        draft, SPECULATORS_NAMES, without=(*VOCABULARY_ROLES, "embedding", "head")
-    )
-    for role, key in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
-        found = own_or_target(request, role)
-        if isinstance(found, Diagnostic):
-            problems.append(found)
-        else:
-            tensors[key] = found
-    ids = draft.aux_layer_ids
-    layers = layer_config(draft, decoder)
-    config = {
-        "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": draft.draft_vocab_size,
-        AUX_KEY: None if ids is None else [index + 1 for index in ids],
-        "fc_norm": draft.has_fc_norm,
-        "norm_before_fc": draft.has_norm_before_fc,
-        "norm_before_residual": draft.has_norm_before_residual,
-        "norm_output": draft.has_norm_output,
-        "speculators_config": speculators_section(
-            request, algorithm="eagle3", num_tokens=draft.geometry.num_speculative_tokens
-        ),
-        "speculators_model_type": "eagle3",
-        "speculators_version": SPECULATORS_VERSION,
-        "target_hidden_size": draft.target_hidden_size,
-        "tie_word_embeddings": False,
-        **dtype_config(draft),
-        "transformer_layer_config": layers,
-    }
-    return Written(config=config, tensors=tensors | map_tensors(draft), diagnostics=tuple(problems))
+
+    architecture: str
+    names: NameTable
+    has_mask: bool = True
+    has_list: bool = True
+    has_many_layers: bool = True
+
+
+SAFEAILAB = FlatForm(
+    architecture="LlamaForCausalLM", names=SAFEAILAB_NAMES, has_list=False, has_many_layers=False
+)
+SPECFORGE = FlatForm(
+    architecture="LlamaForCausalLMEagle3", names=SAFEAILAB_NAMES, has_many_layers=False
+)
+MODELOPT = FlatForm(architecture="LlamaForCausalLMEagle3", names=SPECULATORS_NAMES, has_mask=False)
+NEMO = FlatForm(architecture="LlamaEagle3DraftModel", names=NEMO_NAMES)
+PEAGLE = FlatForm(architecture="PEagleDraftModel", names=SPECULATORS_NAMES)
 
 
 def write_safeailab(request: WriteRequest) -> Written:
     """Return the draft with a flat config and `midlayer.` names.
 
-    Diagnostics: SD601 `aux-layer-ids` when the captured layers are not the format's default, SD602
-    without a target to compare them with, and for more than one layer.
+    Diagnostics: SD601 `aux-layer-ids` when the captured layers are not the format's default; SD602
+    without a target to compare them with, for norms that the reference lacks and for more than one
+    layer.
     """
-    draft, decoder = request.draft, request.draft.decoder
-    if decoder is None:
-        return _nothing(*_common_problems(draft))
-    problems = [*_common_problems(draft), *_one_layer(draft), *_default_layers(request)]
-    config = _flat_config(request, decoder, architecture="LlamaForCausalLM")
-    return _flat(draft, config, SAFEAILAB_NAMES, problems, with_mask=True)
+    problems = [*_default_layers(request), *undeclared_norms(request.draft)]
+    return _write(request, SAFEAILAB, problems)
 
 
 def write_specforge(request: WriteRequest) -> Written:
-    """Return the draft with a flat config, `eagle_config` and `midlayer.` names; SD602."""
-    return _with_output_ids(request, SAFEAILAB_NAMES, with_mask=True)
+    """Return the draft with `eagle_config` and `midlayer.` names.
+
+    Diagnostics: SD602 for several layers, for other than three captured states, and for a normed
+    residual, which no reader of this dialect computes.
+    """
+    draft = request.draft
+    problems = [*normed_residual(draft, "specforge-eagle3")]
+    if draft.num_aux_states not in (None, 3):
+        problems.append(
+            unable(
+                where=f"{CONFIG}#/{AUX_KEY}",
+                message="SpecForge's drafts capture three states",
+                expected=3,
+                found=draft.num_aux_states,
+            )
+        )
+    return _write(request, SPECFORGE, problems)
+
+
+def write_nemo(request: WriteRequest) -> Written:
+    """Return the draft with `eagle_config` and names inside a module `model`."""
+    return _write(request, NEMO, [*normed_residual(request.draft, "nemo-eagle3")])
 
 
 def write_modelopt(request: WriteRequest) -> Written:
-    """Return the draft with a flat config, `eagle_config`, `layers.0.` names and no mask; SD602."""
-    return _with_output_ids(request, SPECULATORS_NAMES, with_mask=False)
+    """Return the draft with `eagle_config`, `layers.` names and no mask.
+
+    Parts that the draft leaves out are switched off; parallel heads keep their names.
+    """
+    draft = request.draft
+    problems = [*normed_residual(draft, "modelopt-eagle3")]
+    written = _write(request, MODELOPT, problems, has_all_parts=False)
+    if not written.config:
+        return written
+    eagle = dict(written.config["eagle_config"])
+    eagle["use_aux_hidden_state"] = "fc.weight" in draft.tensors
+    eagle["use_input_layernorm_in_first_layer"] = "layers.0.input_norm" in draft.tensors
+    eagle["use_last_layernorm"] = "norm" in draft.tensors
+    heads: dict[str, TensorSource] = {
+        role: Copy(ref=ref) for role, ref in draft.tensors.items() if is_head_role(role)
+    }
+    return Written(
+        config={**written.config, "eagle_config": dict(sorted(eagle.items()))},
+        tensors={**written.tensors, **heads},
+        diagnostics=written.diagnostics,
+    )
 
 
-def _with_output_ids(request: WriteRequest, names: NameTable, *, with_mask: bool) -> Written:
-    draft, decoder = request.draft, request.draft.decoder
-    if decoder is None:
-        return _nothing(*_common_problems(draft))
-    problems = list(_common_problems(draft))
-    if names is SAFEAILAB_NAMES:
-        problems += _one_layer(draft)
-    eagle: dict[str, Any] = {"use_aux_hidden_state": True}
-    if not with_mask:
-        eagle |= {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True}
-    if draft.aux_layer_ids is not None:
-        eagle[AUX_KEY] = list(draft.aux_layer_ids)
-        if draft.aux_layer_ids[:1] != (1,):
-            problems.append(
-                unable(
-                    where=f"{CONFIG}#/eagle_config/{AUX_KEY}",
-                    message=f"the list {list(draft.aux_layer_ids)} counts outputs, and engines "
-                    "read a list as outputs only when it begins with 1",
-                    expected="a first id of 1",
-                    found=draft.aux_layer_ids[0] if draft.aux_layer_ids else "an empty list",
-                )
-            )
-    config = _flat_config(request, decoder, architecture=FLAT_ARCHITECTURE)
-    config["eagle_config"] = dict(sorted(eagle.items()))
-    return _flat(draft, config, names, problems, with_mask=with_mask)
+def write_peagle(request: WriteRequest) -> Written:
+    """Return a parallel draft with a flat config; `mask_hidden` becomes [1, A*Ht].
+
+    Diagnostics: SD602 without a mask token or `mask_hidden`.
+    """
+    draft = request.draft
+    mask = draft.tensors.get("mask_hidden")
+    if mask is None or draft.mask_token_id is None:
+        return nothing(no_mask(draft))
+    written = _write(request, PEAGLE, [])
+    if not written.config:
+        return written
+    config: dict[str, Any] = {
+        **written.config,
+        "parallel_drafting": True,
+        "ptd_token_id": draft.mask_token_id,
+    }
+    if draft.geometry is not None:
+        config["num_depths"] = draft.geometry.num_speculative_tokens
+    width = mask.shape[-1] if mask.shape else 0
+    tensors: dict[str, TensorSource] = {
+        **written.tensors,
+        MASK_KEY: Copy(ref=mask, shape=(1, width)),
+    }
+    return Written(config=config, tensors=tensors, diagnostics=written.diagnostics)
 
 
-def _flat(
-    draft: DraftCheckpoint,
-    config: dict[str, Any],
-    names: NameTable,
+def no_mask(draft: DraftCheckpoint) -> Diagnostic:
+    """Return SD602 for a parallel draft whose later slots have nothing to read."""
+    has_token = draft.mask_token_id is not None
+    return unable(
+        where=CONFIG,
+        message="a parallel draft needs a mask token and `mask_hidden`",
+        expected="both",
+        found="no `mask_hidden`" if has_token else "no mask token",
+    )
+
+
+def _write(
+    request: WriteRequest,
+    form: FlatForm,
     problems: list[Diagnostic],
     *,
-    with_mask: bool,
+    has_all_parts: bool = True,
 ) -> Written:
-    tensors: dict[str, TensorSource] = named_tensors(draft, names)
+    draft, decoder = request.draft, request.draft.decoder
+    problems = [*common_problems(draft), *problems]
+    if has_all_parts:
+        problems += missing_parts(draft)
+    if decoder is None:
+        return nothing(*problems)
+    if decoder.num_layers > 1 and not form.has_many_layers:
+        problems.append(
+            no_place(draft, "layers.1.post_attention_norm", "the dialect has one layer, `midlayer`")
+        )
+    config = _config(draft, decoder, form)
+    if form.has_list:
+        config["eagle_config"] = {"use_aux_hidden_state": True}
+        if draft.aux_layer_ids is not None:
+            config["eagle_config"] = {
+                AUX_KEY: list(draft.aux_layer_ids),
+                "use_aux_hidden_state": True,
+            }
+            problems += _unreadable_list(draft.aux_layer_ids)
+    tensors: dict[str, TensorSource] = named_tensors(draft, form.names)
+    head = own_or_target(request, "head")
+    if isinstance(head, Diagnostic):
+        problems.append(head)
+    else:
+        tensors["lm_head.weight"] = head
     return Written(
         config=config,
-        tensors=tensors | map_tensors(draft, with_mask=with_mask),
+        tensors=tensors | map_tensors(draft, with_mask=form.has_mask),
         diagnostics=tuple(problems),
     )
 
 
-def _flat_config(request: WriteRequest, decoder: Decoder, *, architecture: str) -> dict[str, Any]:
-    draft = request.draft
+def _config(draft: DraftCheckpoint, decoder: Decoder, form: FlatForm) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": [architecture],
+        "architectures": [form.architecture],
         **layer_config(draft, decoder),
         **dtype_config(draft),
         "draft_vocab_size": draft.draft_vocab_size,
-        "norm_before_residual": draft.has_norm_before_residual,
         "target_hidden_size": draft.target_hidden_size,
     }
     flags = {
+        "bias": draft.has_fc_bias,
         "fc_norm": draft.has_fc_norm,
         "norm_before_fc": draft.has_norm_before_fc,
+        "norm_before_residual": draft.has_norm_before_residual,
         "norm_output": draft.has_norm_output,
     }
-    config |= {name: True for name, holds in flags.items() if holds}
-    return config
+    return config | {name: True for name, holds in flags.items() if holds}
 
 
-def _common_problems(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
-    if draft.decoder is None:
+def _unreadable_list(ids: tuple[int, ...]) -> Iterator[Diagnostic]:
+    if ids[:1] != (1,):
         yield unable(
-            where=CONFIG,
-            message="the layers are of a kind that this dialect does not hold",
-            expected="dense layers of the llama family",
-            found=draft.architecture or "unknown",
+            where=f"{CONFIG}#/eagle_config/{AUX_KEY}",
+            message=f"the list {list(ids)} counts outputs, and engines read a list as outputs only "
+            "when it begins with 1",
+            expected="a first id of 1",
+            found=ids[0] if ids else "an empty list",
         )
-    for role in _NECESSARY:
-        if role not in draft.tensors:
-            yield unable(
-                where=CONFIG,
-                message=f"the dialect always has the tensor `{role}`, which this draft leaves out",
-                expected=role,
-                found="nothing",
-            )
-    if draft.declared_aux_ids is not None and draft.aux_layer_ids is None:
-        yield unable(
-            where=f"{CONFIG}#/{AUX_KEY}",
-            message=f"ids {list(draft.declared_aux_ids)} do not say what they count",
-            expected="--aux-numbering output or --aux-numbering boundary",
-            found="undecided",
-        )
-
-
-def _one_layer(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
-    if draft.decoder is not None and draft.decoder.num_layers > 1:
-        yield _no_place(draft, "layers.1.input_norm", "the dialect has one layer, `midlayer`")
-
-
-def _no_place(draft: DraftCheckpoint, role: str, reason: str) -> Diagnostic:
-    ref = draft.tensors.get(role)
-    where = CONFIG if ref is None else f"{ref.file}::{ref.key}"
-    return unable(where=where, message=reason, found="nothing" if ref is None else ref.key)
 
 
 def _default_layers(request: WriteRequest) -> Iterator[Diagnostic]:
@@ -210,7 +244,8 @@ def _default_layers(request: WriteRequest) -> Iterator[Diagnostic]:
     if ids is None:
         return
     where = f"{CONFIG}#/{AUX_KEY}"
-    if target is None or target.num_layers is None:
+    layers = request.draft.target_num_layers if target is None else target.num_layers
+    if layers is None:
         yield unable(
             where=where,
             message="the dialect captures boundaries [2, n//2, n-3] of the target's n layers, and "
@@ -218,15 +253,10 @@ def _default_layers(request: WriteRequest) -> Iterator[Diagnostic]:
             expected="--target TARGET",
             found="no target",
         )
-    elif ids != to_canonical(default_boundaries(target.num_layers), "boundary"):
+    elif ids != to_canonical(default_boundaries(layers), "boundary"):
         yield lost(
             "aux-layer-ids",
             where=where,
-            message=f"outputs {list(ids)} are captured, not the default of {target.num_layers} "
-            "layers",
+            message=f"outputs {list(ids)} are captured, not the default of {layers} layers",
             found=list(ids),
         )
-
-
-def _nothing(*problems: Diagnostic) -> Written:
-    return Written(config={}, tensors={}, diagnostics=problems)
