@@ -1,7 +1,7 @@
 """Compare the codes of fixtures with a written list: each exactly its own, none missing, none new.
 
 A list is a YAML mapping from a path, relative to the list's directory, to `codes` (each code once,
-any order) and for drafts an optional `target`. An `expected.yaml` in a walked subdirectory adds its
+any order), for drafts an optional `target`, and `deep` for one whose weights are read. An `expected.yaml` in a walked subdirectory adds its
 own entries. Infos count like any other code.
 """
 
@@ -25,10 +25,12 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Args:
         codes: every code it gives, once each.
         target: directory of the target, relative to the list's directory.
+        deep: its weights are read as with `--deep`.
     """
 
     codes: tuple[str, ...]
     target: str | None = None
+    deep: bool = False
 
 
 Expectations = Mapping[str, Expectation]

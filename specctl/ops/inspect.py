@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specctl.checkpoint import DEFAULT_ACCESS, Access
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
@@ -29,6 +30,9 @@ from specctl.ops.report import (
     finding,
 )
 from specctl.ops.severity import USUAL, SeverityRules
+
+if TYPE_CHECKING:
+    from specctl.ops.deep import Step
 
 _UNMAPPED = "unmapped"
 NO_VOCABULARY = VocabularyFacts(
@@ -63,6 +67,7 @@ def inspect(
     *,
     rules: SeverityRules = USUAL,
     access: Access = DEFAULT_ACCESS,
+    deep: Step | None = None,
 ) -> InspectReport:
     """Return the facts and findings of a source; without facts when there is nothing to open.
 
@@ -71,8 +76,9 @@ def inspect(
         target: that of the target that a draft is for.
         rules: severities of this run.
         access: what is allowed while they are read.
+        deep: told of the progress of reading all weights; None to read none.
     """
-    return inspect_with_map(source, target, rules=rules, access=access).report
+    return inspect_with_map(source, target, rules=rules, access=access, deep=deep).report
 
 
 def inspect_with_map(
@@ -81,6 +87,7 @@ def inspect_with_map(
     *,
     rules: SeverityRules = USUAL,
     access: Access = DEFAULT_ACCESS,
+    deep: Step | None = None,
 ) -> Inspected:
     """Return what `inspect` does and the vocabulary map itself, for a picture of it."""
     try:
@@ -90,14 +97,20 @@ def inspect_with_map(
         found = rules.apply(error.diagnostics)
         return Inspected(report=_without_facts(source, found), draft_to_target=None)
     ids = None if loaded.draft is None else loaded.draft.draft_to_target
-    return Inspected(report=_report(loaded, other, rules), draft_to_target=ids)
+    return Inspected(report=_report(loaded, other, rules, deep), draft_to_target=ids)
 
 
-def _report(loaded: Loaded, other: Loaded | None, rules: SeverityRules) -> InspectReport:
+def _report(
+    loaded: Loaded, other: Loaded | None, rules: SeverityRules, deep: Step | None
+) -> InspectReport:
     diagnostics = loaded.diagnostics
     if other is not None:
         pair = fit(loaded, other)
         loaded, diagnostics = pair.draft, (*pair.diagnostics, *other.diagnostics)
+    if deep is not None:
+        from specctl.ops.deep import deep_findings  # weights are read for --deep only
+
+        diagnostics = (*diagnostics, *deep_findings(loaded, other, deep))
     facts = None if other is None else other.target
     return InspectReport(
         format=loaded.detection.format,

@@ -31,11 +31,16 @@ from specctl.ops.report import (
 from specctl.ops.severity import USUAL, SeverityRules
 
 Step = Callable[[str], None]
+DeepStep = Callable[[str, int, int], None]
 Progress = Callable[[int], AbstractContextManager[Step]]
 
 
 def _no_progress(total: int) -> AbstractContextManager[Step]:
     return nullcontext(lambda step: None)
+
+
+def _no_reading(file: str, done: int, total: int) -> None:
+    """Show no progress of reading weights."""
 
 
 def validate(
@@ -46,6 +51,7 @@ def validate(
     engines: Sequence[str] = (),
     rules: SeverityRules = USUAL,
     access: Access = DEFAULT_ACCESS,
+    deep: DeepStep | None = None,
     progress: Progress = _no_progress,
 ) -> ValidateReport:
     """Check every source and what lies below it.
@@ -60,6 +66,8 @@ def validate(
         engines: engines that must run every draft as it was trained (SD212, SD213).
         rules: severities of this run.
         access: what is allowed while sources are read.
+        deep: told of the progress of reading all weights; None to read only those of fixtures
+            that are expected so.
         progress: called with the number of sources; its context yields a function for each step.
     """
     expectations: Expectations = {}
@@ -83,7 +91,9 @@ def validate(
                     targets[wanted] = None
                     results.append(_Judged(source=wanted, diagnostics=error.diagnostics))
             beside = None if wanted is None else targets[wanted]
-            results.append(_judge(item, beside, engines, access))
+            wants_deep = entry is not None and entry.deep
+            reading = deep or (_no_reading if wants_deep else None)
+            results.append(_judge(item, beside, engines, access, reading))
             step(item.path)
     return _report(results, rules, None if expect is None else expectations)
 
@@ -99,7 +109,13 @@ class _Judged:
     target: str | None = None
 
 
-def _judge(item: Found, target: Loaded | None, engines: Sequence[str], access: Access) -> _Judged:
+def _judge(
+    item: Found,
+    target: Loaded | None,
+    engines: Sequence[str],
+    access: Access,
+    deep: DeepStep | None,
+) -> _Judged:
     if item.kind == "manifest":
         found = check_manifest_file(item.path)
         return _Judged(source=item.path, kind="manifest", diagnostics=found)
@@ -112,6 +128,11 @@ def _judge(item: Found, target: Loaded | None, engines: Sequence[str], access: A
         pair = fit(loaded, target)
         loaded, beside = pair.draft, target.target
         diagnostics = (*pair.diagnostics, *target.diagnostics)
+    if deep is not None:
+        from specctl.ops.deep import deep_findings  # weights are read for --deep only
+
+        other = None if loaded.draft is None else target
+        diagnostics = (*diagnostics, *deep_findings(loaded, other, deep))
     if loaded.draft is not None and engines:
         from specctl.ops.engines import engine_findings  # the table is read for --engine only
 

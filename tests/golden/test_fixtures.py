@@ -14,6 +14,7 @@ from specctl import formats
 from specctl.checkpoint import open_checkpoint
 from specctl.contract.codes import CODES
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.ops.deep import deep_findings
 from specctl.ops.load import fit, load
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -36,12 +37,17 @@ NOT_A_CHECKPOINT = {
 def findings(name: str) -> tuple[Diagnostic, ...]:
     target = EXPECTED[name].get("target")
     try:
-        if target is None:
-            return load(str(FIXTURES / name)).diagnostics
-        pair = fit(load(str(FIXTURES / name)), load(str(FIXTURES / target)))
+        loaded = load(str(FIXTURES / name))
+        found, other = loaded.diagnostics, None
+        if target is not None:
+            other = load(str(FIXTURES / target))
+            pair = fit(loaded, other)
+            loaded, found = pair.draft, (*pair.diagnostics, *other.diagnostics)
+        if EXPECTED[name].get("deep"):
+            found = (*found, *deep_findings(loaded, other, lambda file, done, total: None))
     except DiagnosticError as error:
         return error.diagnostics
-    return (*pair.diagnostics, *pair.target.diagnostics)
+    return found
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

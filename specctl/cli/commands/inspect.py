@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,10 @@ def inspect(
             help="Write a page with a tensor map and a vocabulary map instead of the text.",
         ),
     ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Read all weights: NaN, zeros, rows that were never trained."),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
@@ -45,12 +50,13 @@ def inspect(
 ) -> None:
     """Show every fact of a draft or target, and where it was found.
 
-    Reads config, headers, the index and the map tensors; no weights. Exit 1 when a finding is an
+    Reads config, headers, the index and the map tensors; weights with --deep only. Exit 1 when a finding is an
     error.
     """
     access = Access(offline=offline, allow_pickle=allow_pickle)
     rules = severity_rules(is_strict=strict)
-    found = inspect_with_map(source, target, rules=rules, access=access)
+    with output.bar("reading weights") if deep else nullcontext() as step:
+        found = inspect_with_map(source, target, rules=rules, access=access, deep=step)
     report = found.report
     if html is not None:
         _write_page(html, found)
