@@ -225,6 +225,8 @@ def _flat(request: WriteRequest, facts: Facts, architecture: str) -> dict[str, A
         config["num_target_layers"] = layers
     if draft.draft_vocab_size != draft.target_vocab_size:
         config["draft_vocab_size"] = draft.draft_vocab_size
+    if draft.target_name is not None:
+        config["target_model_name_or_path"] = draft.target_name
     if draft.target_hidden_size != draft.hidden_size:
         config["target_hidden_size"] = draft.target_hidden_size
     return config
