@@ -6,13 +6,16 @@ reported by the readers of `specctl.formats`; here is what follows from the fact
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 from specctl.checks.files import check_files
 from specctl.checks.geometry import check_geometry
 from specctl.checks.quantization import check_inheritance
 from specctl.checks.target_fit import check_fit
 from specctl.checks.tensors import check_draft_tensors, check_target_tensors
 from specctl.checks.vocabulary import check_vocabulary
-from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.diagnostics import Diagnostic, capped, diagnose
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 __all__ = ["check_draft", "check_files", "check_inheritance", "check_pair", "check_target"]
@@ -20,36 +23,34 @@ __all__ = ["check_draft", "check_files", "check_inheritance", "check_pair", "che
 
 def check_draft(draft: DraftCheckpoint) -> tuple[Diagnostic, ...]:
     """Return what is wrong with a draft by itself (families 3, 4 and 5)."""
-    return (*check_geometry(draft), *check_vocabulary(draft), *check_draft_tensors(draft))
+    return capped(chain(check_geometry(draft), check_vocabulary(draft), check_draft_tensors(draft)))
 
 
 def check_target(target: TargetCheckpoint) -> tuple[Diagnostic, ...]:
     """Return what is wrong with a target by itself (SD207, SD415, SD503, SD508)."""
-    found = list(check_target_tensors(target))
+    return capped(chain(check_target_tensors(target), _check_ids(target)))
+
+
+def _check_ids(target: TargetCheckpoint) -> Iterator[Diagnostic]:
     entries, rows = target.tokenizer_size, target.vocab_size
     if entries is not None and rows is not None and entries > rows:
-        found.append(
-            diagnose(
-                "SD415",
-                where="tokenizer.json",
-                message=f"the tokenizer has {entries} entries and the embedding {rows} rows",
-                expected=f"at most {rows}",
-                found=entries,
+        yield diagnose(
+            "SD415",
+            where="tokenizer.json",
+            message=f"the tokenizer has {entries} entries and the embedding {rows} rows",
+            expected=f"at most {rows}",
+            found=entries,
+        )
+    for token in target.eos_token_ids:
+        if rows is not None and not 0 <= token < rows:
+            yield diagnose(
+                "SD207",
+                where="config.json#/eos_token_id",
+                message=f"end id {token} is no row of the embedding, so it can never end an answer",
+                expected=f"0 to {rows - 1}",
+                found=token,
+                severity="warning",
             )
-        )
-    found += [
-        diagnose(
-            "SD207",
-            where="config.json#/eos_token_id",
-            message=f"end id {token} is no row of the embedding, so it can never end an answer",
-            expected=f"0 to {rows - 1}",
-            found=token,
-            severity="warning",
-        )
-        for token in target.eos_token_ids
-        if rows is not None and not 0 <= token < rows
-    ]
-    return tuple(found)
 
 
 def check_pair(draft: DraftCheckpoint, target: TargetCheckpoint) -> tuple[Diagnostic, ...]:
@@ -57,4 +58,4 @@ def check_pair(draft: DraftCheckpoint, target: TargetCheckpoint) -> tuple[Diagno
 
     Call it on the draft that `formats.complete_draft` returned, and `check_draft` on that one too.
     """
-    return tuple(check_fit(draft, target))
+    return capped(check_fit(draft, target))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from specctl.checkpoint import Checkpoint
 from specctl.checks.quantization import Stored, check_quantization
-from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.diagnostics import Diagnostic, capped, diagnose
 
 MASK_FILE = "mask_embedding.pt"
 _COMMON_NAMES = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors")
@@ -30,11 +32,13 @@ def check_files(
     """
     config = checkpoint.config or {}
     stored = Stored(config=config, side=side, tensors=checkpoint.tensors, draft_keys=draft_keys)
-    return (
-        *check_quantization(stored),
-        *_check_names(checkpoint),
-        *_check_mask_file(checkpoint),
-        *_check_tie(config),
+    return capped(
+        chain(
+            check_quantization(stored),
+            _check_names(checkpoint),
+            _check_mask_file(checkpoint),
+            _check_tie(config),
+        )
     )
 
 
@@ -42,15 +46,19 @@ def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield SD531 for a file that only the index leads to."""
     if not any(name.endswith(".index.json") for name in checkpoint.file_names):
         return
-    for record in checkpoint.files:
-        if not any(fnmatch.fnmatchcase(record.file, pattern) for pattern in _COMMON_NAMES):
-            count = sum(entry.file == record.file for entry in checkpoint.tensors.values())
-            yield diagnose(
-                "SD531",
-                where=record.file,
-                message=f"`{record.file}` holds {count} tensors, and `{_COMMON_NAMES[0]}` does not "
-                "match its name",
-            )
+    strange = [
+        record.file
+        for record in checkpoint.files
+        if not any(fnmatch.fnmatchcase(record.file, pattern) for pattern in _COMMON_NAMES)
+    ]
+    counts = Counter(entry.file for entry in checkpoint.tensors.values()) if strange else {}
+    for file in strange:
+        yield diagnose(
+            "SD531",
+            where=file,
+            message=f"`{file}` holds {counts[file]} tensors, and `{_COMMON_NAMES[0]}` does not "
+            "match its name",
+        )
 
 
 def _check_mask_file(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -13,7 +13,7 @@ import msgspec
 
 from specctl import checks, formats
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, capped, diagnose
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
 
 _IN_TARGET = "target "
@@ -81,9 +81,11 @@ def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
         if detection.bundled is not None:
             bundled = formats.read_draft(checkpoint, detection)
             own = (*bundled.diagnostics, *checks.check_draft(bundled))
-            findings += [d for d in own if d.code not in _OF_A_DRAFT_ALONE and d not in findings]
+            known = set(findings)
+            findings += [d for d in own if d.code not in _OF_A_DRAFT_ALONE and d not in known]
     except DiagnosticError as error:
-        findings += [d for d in error.diagnostics if d not in findings]
+        known = set(findings)
+        findings += [d for d in error.diagnostics if d not in known]
     findings += _of_files(checkpoint, bundled)
     return Loaded(
         source=source,
@@ -164,7 +166,8 @@ def located(
         target: directory of the target.
     """
     return tuple(
-        msgspec.structs.replace(d, where=_located(d.where, source, target)) for d in diagnostics
+        msgspec.structs.replace(d, where=_located(d.where, source, target))
+        for d in capped(diagnostics)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from specctl.contract.diagnostics import DiagnosticError, diagnose, has_errors
+from specctl.contract.diagnostics import DiagnosticError, capped, diagnose, has_errors
 from specctl.contract.text import printable
 
 
@@ -43,3 +43,13 @@ def test_errors_hold_at_least_one() -> None:
     warning = diagnose("SD713", where="a", message="b")
     assert not has_errors([warning])
     assert has_errors([warning, diagnose("SD701", where="a", message="b")])
+
+
+def test_of_each_code_a_hundred_are_kept_and_the_others_counted() -> None:
+    many = [diagnose("SD211", where=f"config.json#/{i}", message="x") for i in range(250)]
+    one = diagnose("SD101", where="f", message="y")
+    kept = capped([*many, one])
+    assert kept[:99] == tuple(many[:99])
+    assert kept[99].notes == ("150 more of SD211 are not listed",)
+    assert kept[100:] == (one,)
+    assert capped(kept) == kept
