@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from specctl.formats.format import Evidence, Format, Layout
-from specctl.formats.mtp import gemma4_assistant, generic, speculators
+from specctl.formats.mtp import gemma4_assistant, generic, speculators, writers
 from specctl.formats.mtp.families import FAMILIES
 from specctl.formats.mtp.family import MtpFamily
 from specctl.formats.mtp.part import layout_pattern
@@ -64,6 +64,7 @@ def _row(family: MtpFamily) -> Format:
         source=family.source,
         refines=() if family is base else (base.name,),
         is_bundled=True,
+        write=writers.writer_of(family),
     )
 
 
@@ -77,6 +78,7 @@ FORMATS: tuple[Format, ...] = (
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "mtp"),
         read=speculators.read,
         source="Speculators 0.6 to 0.9 MTPSpeculatorConfig",
+        write=writers.write_speculators,
     ),
     *(_row(family) for family in FAMILIES),
     Format(

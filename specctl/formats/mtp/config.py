@@ -108,11 +108,13 @@ def read_count(
 def settle_fields(root: Fields, text: Fields, *, is_bundled: bool) -> None:
     """Enter the fields that need no reader into the account.
 
-    All of a target's config is the target's; of a slice's own config only what is known.
+    All of a target's config is the target's, and so is what a multimodal config has around its
+    text section; of a slice's own config only what is known.
     """
     findings = root.findings
     for holder in (root, text):
-        keys = tuple(holder.data) if is_bundled else (*_KNOWN, *COUNT_FIELDS)
+        is_around = holder is root and text is not root
+        keys = tuple(holder.data) if is_bundled or is_around else (*_KNOWN, *COUNT_FIELDS)
         for key in keys:
             findings.use(f"{holder.pointer}/{key}")
 

@@ -1,0 +1,186 @@
+"""Write prediction layers: a slice in their own layout, Speculators mtp, and back.
+
+Foreign conventions restored: Speculators fuses experts into two stacks, gate rows before up rows;
+Qwen3-Next stores them one by one, Qwen3.5 in the same two stacks. A slice keeps its target's config
+as stored, because that is what describes its layers.
+*Source:* Speculators 0.9 `convert/mtp` and `stitch-mtp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from specctl.contract.diagnostics import Diagnostic
+from specctl.draft import DraftCheckpoint
+from specctl.formats.fields import CONFIG
+from specctl.formats.mtp.expert_forms import with_experts
+from specctl.formats.mtp.families import DEEPSEEK, QWEN, SPECULATORS
+from specctl.formats.mtp.family import MtpFamily
+from specctl.formats.mtp.layer_config import (
+    GATED_TEXT_TYPES,
+    deepseek_config,
+    qwen_config,
+    speculators_layer,
+)
+from specctl.formats.mtp.naming import BORROWED, named, own_copies, role_names
+from specctl.formats.writing import (
+    SPECULATORS_VERSION,
+    dtype_config,
+    speculators_problems,
+    speculators_section,
+)
+from specctl.formats.written import Copy, WriteRequest, Written, lost, unable
+
+
+def writer_of(family: MtpFamily) -> Callable[[WriteRequest], Written]:
+    """Return the writer of a family's own layout, for its row of the registry."""
+    return lambda request: write_native(family, request)
+
+
+def write_native(family: MtpFamily, request: WriteRequest) -> Written:
+    """Return the layers in a family's layout: the slice of a target, or renamed from Speculators.
+
+    Diagnostics: SD602 for layers of another family; SD601 `token-count` and `target-name`, for
+    which these configs have no field.
+    """
+    draft = request.draft
+    if draft.format == family.name:
+        tensors = {ref.key: Copy(ref=ref) for ref in draft.tensors.values()}
+        return Written(config=dict(draft.config), tensors=tensors)
+    if draft.format != SPECULATORS.name or family.name not in (DEEPSEEK.name, QWEN.name):
+        return _nothing(_other_family(family, draft))
+    if family.name == QWEN.name:
+        return _qwen_from_speculators(request)
+    return _deepseek_from_speculators(request)
+
+
+def write_speculators(request: WriteRequest) -> Written:
+    """Return the one layer as a Speculators mtp draft.
+
+    Diagnostics: SD602 for several layers, another input order, a model type that the library has no
+    layer for, quantised weights, no token count or no target's name; SD601 `embedding` and `head`
+    for copies, which the library takes from the target.
+    """
+    draft = request.draft
+    layer = speculators_layer(draft)
+    problems = [*_speculators_limits(draft), *speculators_problems(request)]
+    if isinstance(layer, Diagnostic):
+        return _nothing(layer, *problems)
+    if draft.geometry is None or any(problem.code == "SD602" for problem in problems):
+        return _nothing(*problems)
+    sources = with_experts(draft.tensors, is_fused=True)
+    config: dict[str, Any] = {
+        "architectures": ["MTPDraftModel"],
+        "num_nextn_predict_layers": 1,
+        "speculators_config": speculators_section(
+            request, algorithm="mtp", num_tokens=draft.geometry.num_speculative_tokens
+        ),
+        "speculators_model_type": "mtp",
+        "speculators_version": SPECULATORS_VERSION,
+        **dtype_config(draft),
+        "transformer_layer_config": layer,
+    }
+    tensors = named(SPECULATORS, sources, root="mtp_layers.", indexes=(0,), without=BORROWED)
+    return Written(config=config, tensors=tensors, diagnostics=tuple(problems))
+
+
+def _qwen_from_speculators(request: WriteRequest) -> Written:
+    draft = request.draft
+    config = qwen_config(draft)
+    if isinstance(config, Diagnostic):
+        return _nothing(config)
+    layer_type = _layer_type(draft)
+    is_fused = layer_type not in ("qwen3_next",)
+    sources = with_experts(draft.tensors, is_fused=is_fused)
+    tensors = named(QWEN, sources, root=QWEN.roots[0], indexes=(0,))
+    return Written(config=config, tensors=tensors, diagnostics=tuple(_unsaid(draft)))
+
+
+def _deepseek_from_speculators(request: WriteRequest) -> Written:
+    draft, target = request.draft, request.target
+    depth = None if target is None else target.num_layers
+    if depth is None:
+        return _nothing(
+            unable(
+                where=CONFIG,
+                message="the layer is numbered after its target's layers, and the target is not "
+                "known here",
+                expected="--target TARGET",
+                found="nothing",
+            )
+        )
+    config = deepseek_config(draft, depth)
+    if isinstance(config, Diagnostic):
+        return _nothing(config)
+    sources = {role: Copy(ref=ref) for role, ref in draft.tensors.items()}
+    tensors = named(DEEPSEEK, sources, root=DEEPSEEK.roots[0], indexes=(depth,))
+    return Written(config=config, tensors=tensors, diagnostics=tuple(_unsaid(draft)))
+
+
+def _layer_type(draft: DraftCheckpoint) -> object:
+    section = draft.config.get("transformer_layer_config")
+    return section.get("model_type") if isinstance(section, Mapping) else None
+
+
+def _unsaid(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
+    """Yield what a Speculators config says and a target's does not."""
+    if draft.declared_num_speculative_tokens is not None:
+        yield lost(
+            "token-count",
+            where=f"{CONFIG}#/speculators_config/proposal_methods/0/speculative_tokens",
+            message=f"the config says {draft.declared_num_speculative_tokens} tokens",
+            found=draft.declared_num_speculative_tokens,
+        )
+    if draft.target_name is not None:
+        yield lost(
+            "target-name",
+            where=f"{CONFIG}#/speculators_config/verifier/name_or_path",
+            message=f"the config names `{draft.target_name}`",
+            found=draft.target_name,
+        )
+
+
+def _speculators_limits(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
+    details = draft.details
+    layers, order = details.get("num_prediction_layers"), details.get("concat_order")
+    if layers != 1:
+        yield _limit("num_prediction_layers", "one prediction layer", layers)
+    if order != SPECULATORS.concat_order:
+        yield _limit("concat_order", f"input order `{SPECULATORS.concat_order}`", order)
+    scales = [role for role in draft.tensors if role_names(role)[-1].endswith("_scale_inv")]
+    if scales:
+        yield _limit(
+            "dtype", "weights in bf16, f16 or f32", f"{len(scales)} quantised weights with scales"
+        )
+    for role in own_copies(draft.tensors):
+        ref = draft.tensors[role]
+        yield lost(
+            "embedding" if role == "embedding" else "head",
+            where=f"{ref.file}::{ref.key}",
+            message=f"`{ref.key}` is a copy beside the layer",
+            found=ref.key,
+        )
+
+
+def _limit(name: str, expected: str, found: object) -> Diagnostic:
+    return unable(
+        where=CONFIG,
+        message=f"a Speculators mtp draft has {expected} (`{name}`)",
+        expected=expected,
+        found=found,
+    )
+
+
+def _other_family(family: MtpFamily, draft: DraftCheckpoint) -> Diagnostic:
+    types = ", ".join(GATED_TEXT_TYPES) if family.name == QWEN.name else "dense layers"
+    return unable(
+        where=CONFIG,
+        message=f"layers in the layout `{draft.format}` are not those of `{family.name}`",
+        expected=f"`{family.name}`, or `{SPECULATORS.name}` with {types}",
+        found=draft.format,
+    )
+
+
+def _nothing(*problems: Diagnostic) -> Written:
+    return Written(config={}, tensors={}, diagnostics=problems)
