@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
+import sys
 from typing import Annotated
 
 import typer
 
 from specctl.cli import output
+from specctl.cli.wrapping import wrapped
 from specctl.contract.codes import CODES, Code
 from specctl.ops.explain import find_code, nearest_codes
+
+_WIDTH = 80
 
 
 def explain(
@@ -31,7 +34,7 @@ def explain(
     if json:
         output.answer_json(entry)
     else:
-        output.answer(page(entry))
+        output.answer(page(entry, min(output.width(sys.stdout) or _WIDTH, _WIDTH)))
 
 
 def _list_codes(json: bool) -> None:
@@ -43,22 +46,15 @@ def _list_codes(json: bool) -> None:
         output.answer(f"{entry.code}  {entry.severity:<7}  {entry.slug:<{width}}  {entry.summary}")
 
 
-def page(entry: Code) -> str:
-    """Return the page of a code as terminal text, 80 columns."""
-    parts = [f"{entry.code} {entry.severity} {entry.slug}", "", _wrap(entry.summary)]
-    parts += ["", "Why it matters", _wrap(entry.why, "  ")]
-    parts += ["", "What to do", _wrap(entry.fix, "  ")]
+def page(entry: Code, width: int = _WIDTH) -> str:
+    """Return the page of a code as terminal text."""
+    parts = [f"{entry.code} {entry.severity} {entry.slug}", "", _wrap(entry.summary, width)]
+    parts += ["", "Why it matters", _wrap(entry.why, width, "  ")]
+    parts += ["", "What to do", _wrap(entry.fix, width, "  ")]
     if entry.source is not None:
-        parts += ["", "Source", _wrap(entry.source, "  ")]
+        parts += ["", "Source", _wrap(entry.source, width, "  ")]
     return "\n".join(parts)
 
 
-def _wrap(text: str, indent: str = "") -> str:
-    return textwrap.fill(
-        text,
-        80,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrap(text: str, width: int, indent: str = "") -> str:
+    return "\n".join(wrapped(text, width, first=indent, rest=indent))

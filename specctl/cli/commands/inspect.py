@@ -50,8 +50,8 @@ def inspect(
 ) -> None:
     """Show every fact of a draft or target, and where it was found.
 
-    Reads config, headers, the index and the map tensors; weights with --deep only. Exit 1 when a finding is an
-    error.
+    Reads config, headers, the index and the map tensors; weights with --deep only. Exit 1 when a
+    finding is an error.
     """
     access = Access(offline=offline, allow_pickle=allow_pickle)
     rules = severity_rules(is_strict=strict)

@@ -82,6 +82,15 @@ def test_explain_finds_codes_by_number_and_name(capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["slug"] == "schema-too-new"
 
 
+def test_explain_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns, width in (("40", 40), ("200", 80)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert app.run(["explain", "SD302"]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= width
+
+
 def test_explain_without_a_code_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     from specctl.contract.codes import CODES
 
