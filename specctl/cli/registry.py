@@ -68,7 +68,7 @@ COMMANDS: tuple[Command, ...] = (
         name="convert",
         summary="Write a draft in another dialect, the same tensors byte for byte",
         examples=(
-            "specctl convert path/to/draft --to speculators --num-speculative-tokens 5 -o converted",
+            "specctl convert path/to/draft --to speculators --num-speculative-tokens 5 -o out",
             "specctl convert path/to/target --to speculators --num-speculative-tokens 1 -o mtp",
             "specctl convert path/to/draft --to modelopt -o converted --dry-run",
         ),
