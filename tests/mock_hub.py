@@ -8,16 +8,21 @@ queued for paths and used up one by one.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_local_test_token"
@@ -132,6 +137,29 @@ def serving(repos: dict[str, Repo]) -> Iterator[MockHub]:
         yield hub
     finally:
         hub.close()
+
+
+def point_clients(hub: MockHub, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both clients talk to `hub` only, without any login, with caches below `directory`."""
+    import huggingface_hub.constants as constants
+
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "MODELSCOPE_ENDPOINT", "MODELSCOPE_API_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("MODELSCOPE_DOMAIN", hub.endpoint)
+    monkeypatch.setenv("MODELSCOPE_CACHE", str(directory / "ms"))
+    monkeypatch.setenv("MODELSCOPE_HOME", str(directory / "ms-home"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(directory / "hf"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(directory / "no-token"))
+
+
+def need_modelscope() -> None:
+    """Skip (fail under CI) without the client."""
+    if importlib.util.find_spec("modelscope_hub") is None:
+        reason = "the ModelScope client is not installed (extra `modelscope`)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 class _Server:
@@ -394,10 +422,3 @@ def header(tensors: dict[str, tuple[str, list[int], int]]) -> bytes:
         place += size
     raw = json.dumps(table).encode()
     return len(raw).to_bytes(8, "little") + raw
-
-
-def quiet(seconds: float) -> None:
-    """Wait for nothing, in place of `time.sleep`."""
-
-
-Pause = Callable[[float], None]

@@ -8,6 +8,7 @@ the revision that is recorded is that name; the manifest's digests pin the conte
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +19,8 @@ from specctl.checkpoint.sources.hub import HubError, HubName, Listing, Reply, st
 
 DEFAULT_REVISION = "master"
 _MODEL = "model"
+_OLDEST = (0, 5)
+_NEEDED = "modelscope 1.40 with modelscope-hub 0.5.1, or later"
 _CHUNK_BYTES = 8192  # what a cut connection loses of the bytes that came
 
 
@@ -62,8 +65,16 @@ class ModelScopeHub:
             raise HubError(
                 "client",
                 f"the ModelScope client cannot be imported: {error}",
-                expected="modelscope 1.38 or later",
+                expected=_NEEDED,
             ) from error
+        version = str(self._client.__version__)
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+            raise HubError(
+                "client",
+                "the ModelScope client is too old: its streams repeat requests on their own",
+                expected=_NEEDED,
+                found=f"modelscope-hub {version}",
+            )
         self._api = self._new_api(None)
 
     is_offline = False  # the client has no variable for it; `--offline` has

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from container_files import codes, only
 
-from specctl.checkpoint import open_checkpoint, read_pt_ints
+from specctl.checkpoint import Access, open_checkpoint, read_pt_ints
 from specctl.checkpoint.pickle_machine import PickleMachine, PickleRefusedError
 from specctl.checkpoint.torch_zip import reduce_plain
 from specctl.contract.diagnostics import DiagnosticError
@@ -116,6 +116,56 @@ def test_hostile_pickle_is_named_and_not_executed(tmp_path: Path) -> None:
     assert caught.value.diagnostics[0].code == "SD103"
     assert "record" in str(caught.value.diagnostics[0].found)
     assert EXECUTED == []
+
+
+class Plain:
+    """An object of a class of its own, with a state."""
+
+    def __init__(self) -> None:
+        self.value = 3
+
+
+class Table(dict[str, int]):
+    """A dictionary of a class of its own."""
+
+
+def test_allow_pickle_passes_over_unknown_objects_and_runs_nothing(directory: Path) -> None:
+    state = {
+        "a": torch.arange(4),
+        "hostile": Hostile(),
+        "object": Plain(),
+        "table": Table(x=1),
+        "kind": Plain,
+        "names": {"x", "y"},
+        "frozen": frozenset({1}),
+    }
+    torch.save(state, directory / "pytorch_model.bin")
+    assert only(open_checkpoint(directory)).code == "SD103"
+    checkpoint = open_checkpoint(directory, access=Access(allow_pickle=True))
+    warning = only(checkpoint)
+    assert (warning.code, warning.severity) == ("SD150", "warning")
+    assert "record" in str(warning.found)
+    assert set(checkpoint.tensors) == {"a"}
+    assert checkpoint.read_ints("a") == (0, 1, 2, 3)
+    assert EXECUTED == []
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("value", [Plain(), [Hostile(), 1], Table(y=2), Plain, {"z"}, 3 + 4j])
+def test_every_protocol_gives_placeholders(directory: Path, protocol: int, value: object) -> None:
+    raw = pickle.dumps({"a": value, "b": 1}, protocol=protocol)
+    found = PickleMachine(reduce_plain, has_placeholders=True).run(raw)
+    assert (list(found), found["b"]) == (["a", "b"], 1)
+    assert EXECUTED == []
+
+
+def test_allow_pickle_changes_nothing_for_plain_weights(directory: Path) -> None:
+    torch.save({"a": torch.arange(4)}, directory / "pytorch_model.bin")
+    plain, allowed = (
+        open_checkpoint(directory, access=Access(allow_pickle=allow)) for allow in (False, True)
+    )
+    assert dict(plain.tensors) == dict(allowed.tensors)
+    assert plain.diagnostics == allowed.diagnostics == ()
 
 
 def test_hostile_weights_are_a_diagnostic(directory: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +15,19 @@ from specctl.checkpoint.sources.hub import parse_hub_name
 from specctl.checkpoint.sources.opening import open_store
 from specctl.checkpoint.sources.ranges import ATTEMPTS
 from specctl.contract.diagnostics import DiagnosticError
-from tests.mock_hub import COMMIT, TOKEN, Fault, MockHub, Repo, Sparse, header, safetensors, serving
+from tests.mock_hub import (
+    COMMIT,
+    TOKEN,
+    Fault,
+    MockHub,
+    Repo,
+    Sparse,
+    header,
+    need_modelscope,
+    point_clients,
+    safetensors,
+    serving,
+)
 
 GIB = 1 << 30
 CONFIG = b'{"hidden_size": 16}'
@@ -30,26 +40,9 @@ SMALL = {"config.json": CONFIG, "model.safetensors": safetensors(TENSORS, DATA)}
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockHub]:
     """A hub with `org/small`, which both clients are pointed at, without any login."""
-    import huggingface_hub.constants as constants
-
     with serving({"org/small": Repo(files=dict(SMALL))}) as server:
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "MODELSCOPE_ENDPOINT", "MODELSCOPE_API_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
-        monkeypatch.setenv("MODELSCOPE_DOMAIN", server.endpoint)
-        monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "ms"))
-        monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "ms-home"))
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        point_clients(server, tmp_path, monkeypatch)
         yield server
-
-
-def need_modelscope() -> None:
-    if importlib.util.find_spec("modelscope_hub") is None:
-        reason = "the ModelScope client is not installed (extra `modelscope`)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 @pytest.fixture(params=["hf", "ms"])
