@@ -143,10 +143,12 @@ def _report_unfinished(store: FileStore, findings: Findings) -> None:
     left = store.unfinished()
     if not left:
         return
+    name = printable(Path(left[0]).name)
+    more = f" and {len(left) - 1} more" if left[1:] else ""
     findings.add(
         "SD148",
-        where=printable(Path(left[0]).name),
-        message=f"{len(left)} files of an interrupted download are there and others are missing",
+        where=name,
+        message=f"a download was interrupted: `{name}`{more} is unfinished, other files missing",
         expected="whole files only",
         found=", ".join(f"`{printable(path)}`" for path in left[:3]),
     )
