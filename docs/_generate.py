@@ -39,8 +39,8 @@ from specctl.contract.strict import describe_type  # noqa: E402
 from specctl.formats import huggingface  # noqa: E402
 from specctl.formats.block.names import DSPARK_NAMES  # noqa: E402
 from specctl.formats.eagle import eagle3  # noqa: E402
-from specctl.formats.mtp import deepseek as deepseek_mtp  # noqa: E402
-from specctl.formats.mtp import speculators as speculators_mtp  # noqa: E402
+from specctl.formats.mtp import generic  # noqa: E402
+from specctl.formats.mtp.families import DEEPSEEK, FAMILIES, SPECULATORS  # noqa: E402
 from specctl.formats.names import NameTable  # noqa: E402
 from specctl.ops.report import (  # noqa: E402
     FindingLine,
@@ -272,6 +272,7 @@ def formats_page() -> str:
     for title, roles in ROLES_BY_ALGORITHM.items():
         lines += [f"## {title}", "", *role_table(roles), ""]
     lines += ["## target", "", *role_table(TARGET_ROLES), ""]
+    lines += ["# Prediction layers in targets", "", *family_table(), ""]
     lines += ["# Names in files", ""]
     for title, names in dialects().items():
         lines += [f"## {title}", "", *name_table(names), ""]
@@ -284,10 +285,29 @@ def dialects() -> dict[str, NameTable]:
         "speculators-eagle3": eagle3.SPECULATORS_NAMES,
         "safeailab-eagle3": eagle3.SAFEAILAB_NAMES,
         "speculators-dspark": DSPARK_NAMES,
-        "speculators-mtp": speculators_mtp.NAMES,
-        "deepseek-mtp (target of 30 layers)": deepseek_mtp.names_at(30),
+        "speculators-mtp": generic.names_of(generic.empty_part(SPECULATORS, 0)),
+        "deepseek-mtp (target of 30 layers)": generic.names_of(generic.empty_part(DEEPSEEK, 30)),
         "huggingface (target)": huggingface.NAMES,
     }
+
+
+def family_table() -> list[str]:
+    """Return one row for each family of prediction layers."""
+    columns = ("format", "layer", "fuse tensors", "input order", "norm", "count in config")
+    return table(
+        columns,
+        (
+            (
+                f"`{family.name}`",
+                f"`{family.roots[0]}{family.block}`",
+                ", ".join(f"`{key}`" for role, key in family.names if role.startswith("fc")),
+                family.concat_order,
+                family.norm_weight,
+                ", ".join(f"`{key}`" for key in family.count_fields) or "none",
+            )
+            for family in FAMILIES
+        ),
+    )
 
 
 def name_table(names: NameTable) -> list[str]:

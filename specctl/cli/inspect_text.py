@@ -8,6 +8,7 @@ from specctl.contract.manifest import TensorRef
 from specctl.contract.text import printable
 from specctl.ops.report import (
     AuxHidden,
+    BundledDraft,
     EngineReport,
     GeometryFacts,
     InspectReport,
@@ -54,6 +55,8 @@ def inspect_text(report: InspectReport, *, color: bool = False, width: int | Non
         page.aux_hidden(report.aux_hidden)
     page.shared("embedding", report.sharing.embedding)
     page.shared("head", report.sharing.head)
+    if report.bundled is not None:
+        page.bundled(report.bundled)
     for engine in report.engines:
         page.engine(engine)
     page.tensors(report.tensors)
@@ -155,6 +158,15 @@ class _Page:
             place = "" if shared.tensor is None else f": {_tensor(shared.tensor)}"
             self.row(label, f"{_ORIGINS[shared.origin]}{place}")
 
+    def bundled(self, draft: BundledDraft) -> None:
+        """Add the draft inside a target."""
+        layers = "" if draft.num_layers is None else f"{_count(draft.num_layers, 'layer')}, "
+        self.row(
+            "bundled",
+            f"{draft.format}: {layers}{_count(draft.num_tensors, 'tensor')}, "
+            f"{draft.num_bytes:,} bytes",
+        )
+
     def tensors(self, tensors: Tensors) -> None:
         """Add the totals, and counts and bytes of each part."""
         files = f"{tensors.num_files} file{'' if tensors.num_files == 1 else 's'}"
@@ -167,6 +179,10 @@ class _Page:
             f"{indent}{part.name:<{name}}  {part.num_tensors:>4}  {part.num_bytes:>{room},}"
             for part in tensors.parts
         ]
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _tensor(ref: TensorRef) -> str:

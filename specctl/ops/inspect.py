@@ -12,7 +12,9 @@ from specctl.contract.manifest import Origin, TensorRef, find_origin
 from specctl.contract.text import printable
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.formats.embedding import locate
 from specctl.formats.speculators import target_name
+from specctl.ops.bundled import bundled_report
 from specctl.ops.engines import engine_reports
 from specctl.ops.load import Loaded, fit, load
 from specctl.ops.report import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from specctl.ops.deep import Step
 
 _UNMAPPED = "unmapped"
+_TRUNK = "trunk"
 NO_VOCABULARY = VocabularyFacts(
     target_vocab_size=None,
     draft_vocab_size=None,
@@ -46,6 +49,7 @@ NO_VOCABULARY = VocabularyFacts(
     tokenizer_size=None,
     eos_token_ids=(),
 )
+NO_SHARING = SharingFacts(embedding=None, head=None, head_decided_by=None, decoys=())
 _PARTS = {"d2t": "vocabulary map", "t2d": "vocabulary map", "norm": "norms"}
 
 
@@ -119,6 +123,8 @@ def _report(
         vocabulary=_vocabulary(loaded, facts),
         aux_hidden=None if loaded.draft is None else _aux_hidden(loaded.draft),
         sharing=_sharing(loaded, facts),
+        details={} if loaded.draft is None else dict(loaded.draft.details),
+        bundled=None if loaded.bundled is None else bundled_report(loaded.bundled),
         engines=engine_reports(loaded.draft, facts),
         tensors=_tensors(loaded),
         diagnostics=tuple(finding(d) for d in rules.apply(diagnostics)),
@@ -142,7 +148,9 @@ def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectRep
         geometry=None,
         vocabulary=NO_VOCABULARY,
         aux_hidden=None,
-        sharing=SharingFacts(embedding=None, head=None),
+        sharing=NO_SHARING,
+        details={},
+        bundled=None,
         engines=(),
         tensors=Tensors(num_tensors=0, num_bytes=0, num_files=0, parts=(), list=()),
         diagnostics=tuple(finding(d) for d in diagnostics),
@@ -225,9 +233,15 @@ def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
             if own.head is None
             else SharedTensor(origin="tied" if own.is_head_tied else "own", tensor=own.head)
         )
-        return SharingFacts(embedding=embedding, head=head)
+        located = locate(loaded.checkpoint)
+        return SharingFacts(
+            embedding=embedding,
+            head=head,
+            head_decided_by=located.rule,
+            decoys=located.decoys,
+        )
     if loaded.draft is None:
-        return SharingFacts(embedding=None, head=None)
+        return NO_SHARING
     draft = loaded.draft
     borrowed = {
         "embedding": None if target is None else target.embedding,
@@ -239,17 +253,23 @@ def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
         else SharedTensor(origin="target", tensor=tensor)
         for role, tensor in borrowed.items()
     }
-    return SharingFacts(embedding=parts["embedding"], head=parts["head"])
+    return SharingFacts(
+        embedding=parts["embedding"], head=parts["head"], head_decided_by=None, decoys=()
+    )
 
 
 def _tensors(loaded: Loaded) -> Tensors:
     facts = loaded.draft or loaded.target
     roles = {} if facts is None else {ref.key: role for role, ref in facts.tensors.items()}
+    if loaded.bundled is not None:
+        roles |= {ref.key: f"bundled.{role}" for role, ref in loaded.bundled.tensors.items()}
+    # Of a target that the runtime does not run, the layers are counted and not described.
+    is_outline = loaded.target is not None and loaded.target.decoder is None
     entries = sorted(loaded.checkpoint.tensors.values(), key=lambda e: (e.file, e.begin, e.key))
     listed = tuple(
         Tensor(
             key=entry.key,
-            role=roles.get(entry.key),
+            role=roles.get(entry.key, _TRUNK if is_outline else None),
             file=entry.file,
             shape=entry.shape,
             dtype=entry.dtype,

@@ -146,10 +146,38 @@ class SharedTensor(_Report, frozen=True, kw_only=True):
 
 
 class SharingFacts(_Report, frozen=True, kw_only=True):
-    """Where embedding and head come from; null when the source has none at all."""
+    """Where embedding and head come from; null when the source has none at all.
+
+    Args:
+        head_decided_by: of a target: the flag or the rule that says whether the head is tied.
+        decoys: of a target: copies inside layers and draft parts that were passed over.
+    """
 
     embedding: SharedTensor | None
     head: SharedTensor | None
+    head_decided_by: str | None
+    decoys: tuple[TensorRef, ...]
+
+
+class BundledDraft(_Report, frozen=True, kw_only=True):
+    """The prediction layers inside a target.
+
+    Args:
+        num_layers: prediction layers, null for a block draft.
+        num_tensors: tensors of them, own copies of embedding and head included.
+        embedding: key of an own copy, null when the target's embedding is used.
+        head: the same for the head.
+        details: what only this kind of draft has, by the reader's names.
+    """
+
+    format: str
+    algorithm: str
+    num_layers: int | None
+    num_tensors: int
+    num_bytes: int
+    embedding: str | None
+    head: str | None
+    details: dict[str, Any]
 
 
 class Part(_Report, frozen=True, kw_only=True):
@@ -161,7 +189,12 @@ class Part(_Report, frozen=True, kw_only=True):
 
 
 class Tensor(_Report, frozen=True, kw_only=True):
-    """One stored tensor and its canonical role, null when the format does not define it."""
+    """One stored tensor and its canonical role, null when the format does not define it.
+
+    Args:
+        role: `bundled.` and a role for the draft inside a target; `trunk` for the layers of a
+            target that is described in outline only.
+    """
 
     key: str
     role: str | None
@@ -222,6 +255,8 @@ class InspectReport(_Report, frozen=True, kw_only=True):
 
     Args:
         engines: verdicts on a draft; empty for a target.
+        details: what only a draft of this kind has, by the reader's names; empty for a target.
+        bundled: of a target: the draft inside it, null without one.
     """
 
     format: str | None
@@ -230,6 +265,8 @@ class InspectReport(_Report, frozen=True, kw_only=True):
     vocabulary: VocabularyFacts
     aux_hidden: AuxHidden | None
     sharing: SharingFacts
+    details: dict[str, Any]
+    bundled: BundledDraft | None
     engines: tuple[EngineReport, ...]
     tensors: Tensors
     diagnostics: tuple[Finding, ...]

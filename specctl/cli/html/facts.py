@@ -8,6 +8,7 @@ from specctl.cli.html.markup import code, escaped, prose, section
 from specctl.contract.manifest import TensorRef
 from specctl.ops.report import (
     AuxHidden,
+    BundledDraft,
     GeometryFacts,
     InspectReport,
     SharedTensor,
@@ -45,6 +46,17 @@ def _rows(report: InspectReport) -> Iterator[tuple[str, str]]:
     ):
         if shared is not None:
             yield label, _shared(shared)
+    if report.bundled is not None:
+        yield "Bundled draft", _bundled(report.bundled)
+
+
+def _bundled(draft: BundledDraft) -> str:
+    return _values(
+        ("format", draft.format),
+        ("prediction layers", draft.num_layers),
+        ("tensors", draft.num_tensors),
+        ("bytes", f"{draft.num_bytes:,}"),
+    )
 
 
 def _value(value: object) -> str:
