@@ -39,8 +39,8 @@ from specctl.contract.strict import describe_type  # noqa: E402
 from specctl.formats import huggingface  # noqa: E402
 from specctl.formats.block.names import DSPARK_NAMES  # noqa: E402
 from specctl.formats.eagle import eagle3  # noqa: E402
+from specctl.formats.mtp import families as mtp_families  # noqa: E402
 from specctl.formats.mtp import generic  # noqa: E402
-from specctl.formats.mtp.families import DEEPSEEK, FAMILIES, SPECULATORS  # noqa: E402
 from specctl.formats.names import NameTable  # noqa: E402
 from specctl.ops.report import (  # noqa: E402
     FindingLine,
@@ -285,8 +285,10 @@ def dialects() -> dict[str, NameTable]:
         "speculators-eagle3": eagle3.SPECULATORS_NAMES,
         "safeailab-eagle3": eagle3.SAFEAILAB_NAMES,
         "speculators-dspark": DSPARK_NAMES,
-        "speculators-mtp": generic.names_of(generic.empty_part(SPECULATORS, 0)),
-        "deepseek-mtp (target of 30 layers)": generic.names_of(generic.empty_part(DEEPSEEK, 30)),
+        "speculators-mtp": generic.names_of(generic.empty_part(mtp_families.SPECULATORS, 0)),
+        "deepseek-mtp (target of 30 layers)": generic.names_of(
+            generic.empty_part(mtp_families.DEEPSEEK, 30)
+        ),
         "huggingface (target)": huggingface.NAMES,
     }
 
@@ -305,7 +307,7 @@ def family_table() -> list[str]:
                 family.norm_weight,
                 ", ".join(f"`{key}`" for key in family.count_fields) or "none",
             )
-            for family in FAMILIES
+            for family in mtp_families.FAMILIES
         ),
     )
 
