@@ -7,6 +7,7 @@ numbers are in tables as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,7 @@ _UNITS = 1000
 _NUM_COLORS = 8
 _MAX_ROWS = 2000
 _MIXED = "several parts"
+_NUMBER = re.compile(r"\.([0-9]{1,6})\.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,7 @@ def _pieces(tensors: Iterable[Tensor], colors: dict[str, str]) -> Iterator[_Piec
     for (part, layer), group in groupby(tensors, key=_part_and_layer):
         run = tuple(group)
         yield _Piece(
-            label=part if layer is None else f"layer {layer}",
+            label=part if layer is None else f"{part} {layer}",
             color=colors[part],
             is_odd=layer is not None and layer % 2 == 1,
             num_tensors=len(run),
@@ -91,9 +93,9 @@ def _pieces(tensors: Iterable[Tensor], colors: dict[str, str]) -> Iterator[_Piec
 
 
 def _part_and_layer(tensor: Tensor) -> tuple[str, int | None]:
-    names = (tensor.role or "").split(".")
-    layer = names[1] if len(names) > 1 and names[1].isdigit() else None
-    return part_of(tensor.role), None if layer is None else int(layer)
+    """Return the part and the number of the layer, from the role or, without one, the key."""
+    number = _NUMBER.search(tensor.role or "") or _NUMBER.search(tensor.key)
+    return part_of(tensor.role), None if number is None else int(number[1])
 
 
 def _visible(pieces: Iterable[_Piece], unit: float) -> Iterator[_Piece]:
