@@ -1,7 +1,7 @@
 """How alike a draft's embedding or head and its target's are: the same, trained from it, unrelated.
 
 Rows are compared by id: row i of a reduced head belongs to the target id that the map gives.
-Equality is byte by byte over all rows; likeness is the mean cosine of rows spread over the vocabulary.
+Equality is byte by byte over all rows; likeness is the mean cosine of rows from all over.
 *Source:* TorchSpec issue 38: one engine replaces a draft's embedding, another keeps it when it
 differs, and an exporter had written a random one.
 """

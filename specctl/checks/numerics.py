@@ -129,7 +129,9 @@ def _check_rows(entry: TensorEntry, seen: Scan, reading: Reading) -> Iterator[Di
     rows = seen.num_elements // entry.shape[-1]
     role = reading.roles.get(entry.key, "")
     is_vocabulary = _VOCABULARY_ROLE.fullmatch(role) is not None
-    zero = _real_rows(seen, rows, reading.num_real_rows.get(role)) if is_vocabulary else seen.zero_rows
+    zero = (
+        _real_rows(seen, rows, reading.num_real_rows.get(role)) if is_vocabulary else seen.zero_rows
+    )
     if role == "embedding" and reading.mask_token_id in seen.zero_rows:
         zero = tuple(row for row in zero if row != reading.mask_token_id)
         if not reading.has_mask_file:

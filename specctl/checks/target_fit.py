@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from specctl.checkpoint import tensor_place
 from specctl.checks.places import fact_place
-from specctl.checks.vocabulary import missing_end_ids
+from specctl.checks.vocabulary import map_tensor, missing_end_ids
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.manifest import Rope
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 # Drafts that read states only, and drafts whose output heads are numbered ones of their own.
@@ -17,13 +18,15 @@ _OWN_HEADS = ("medusa", "hydra", "mlp_speculator")
 
 
 def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
-    """Yield SD304, SD305, SD312, SD315, SD317, SD406, SD411, SD412, SD509 and SD510."""
+    """Yield what two sources show: SD304 to SD329, SD406 to SD416, SD501, SD509 and SD510."""
     yield from _check_hidden(draft, target)
     yield from _check_depth(draft, target)
     yield from _check_vocabulary(draft, target)
     yield from _check_embedding(draft, target)
     yield from _check_head(draft, target)
     yield from _check_positions(draft, target)
+    yield from _check_rope(draft, target)
+    yield from _check_rows(draft, target)
     own = set(draft.eos_token_ids)
     others = (token for token in target.eos_token_ids if token not in own)
     yield from missing_end_ids(draft, others, source="the target")
@@ -163,4 +166,54 @@ def _check_positions(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterat
             message=f"the draft ends at position {ours}, the target at {theirs}",
             expected=theirs,
             found=ours,
+        )
+
+
+def _check_rope(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD329: theta or scaling differ; widths of heads may, since each model has its own."""
+    if draft.decoder is None or target.decoder is None or draft.algorithm == "pard":
+        return  # a model of its own has its own positions
+    ours, theirs = draft.decoder.rope, target.decoder.rope
+    if ours != theirs:
+        yield diagnose(
+            "SD329",
+            where=fact_place(draft.origins, "draft.decoder.rope"),
+            message=f"the draft's rotary numbers are {_rope_text(ours)}, the target's "
+            f"{_rope_text(theirs)}",
+            expected=_rope_text(theirs),
+            found=_rope_text(ours),
+        )
+
+
+def _rope_text(rope: Rope) -> str:
+    numbers = ", ".join(f"{key} {value}" for key, value in sorted(rope.parameters.items()))
+    scaling = "" if rope.kind == "default" else f", {rope.kind}"
+    return f"theta {rope.theta:g}{scaling}" + (f" ({numbers})" if numbers else "")
+
+
+def _check_rows(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD416 for ids of a map that are no tokens, and SD314 for a mask id without a row."""
+    entries, rows = target.tokenizer_size, target.vocab_size
+    ref, ids = map_tensor(draft), draft.draft_to_target
+    if entries is not None and ref is not None and ids is not None and draft.map_kind == "reduced":
+        beyond = [place for place, token in enumerate(ids) if entries <= token < (rows or 0)]
+        if beyond:
+            yield diagnose(
+                "SD416",
+                where=tensor_place(ref),
+                message=f"{len(beyond)} entries of the map are padding rows: draft id {beyond[0]} "
+                f"is target id {ids[beyond[0]]} of a tokenizer of {entries}",
+                expected=f"ids below {entries}",
+                found=ids[beyond[0]],
+            )
+    token = draft.mask_token_id
+    known = draft.target_vocab_size
+    has_row = token is None or rows is None or token < rows or draft.has_own_embedding
+    if not has_row and "mask_file" not in draft.details and known is not None:
+        yield diagnose(
+            "SD314",
+            where=fact_place(draft.origins, "draft.mask_token_id"),
+            message=f"the mask token is id {token} and the target's embedding has {rows} rows",
+            expected=f"below {rows}",
+            found=token,
         )

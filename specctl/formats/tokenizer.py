@@ -85,6 +85,17 @@ def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts
     )
 
 
+def token_ids(checkpoint: Checkpoint) -> Mapping[str, int] | None:
+    """Return token -> id of a directory's tokenizer.json, None without a readable one."""
+    tokenizer = _decode(checkpoint, Findings())
+    if tokenizer is None or not isinstance(tokenizer.model.vocab, dict):
+        return None
+    return {
+        **tokenizer.model.vocab,
+        **{token.content: token.id for token in tokenizer.added_tokens},
+    }
+
+
 def target_ids(value: object) -> tuple[int, ...]:
     """Return a config's id or list of ids, without what is no id."""
     items = value if isinstance(value, list) else [value]

@@ -13,8 +13,10 @@ import msgspec
 
 from specctl import checks, formats
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
+from specctl.checks.tokenizers import check_tokenizers
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, capped, diagnose
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
+from specctl.formats.tokenizer import TOKENIZER, token_ids
 
 _IN_TARGET = "target "
 _ALL_TENSORS = ("tensor names", "tensor headers")
@@ -108,6 +110,19 @@ def _of_files(checkpoint: Checkpoint, bundled: DraftCheckpoint | None) -> tuple[
     return checks.check_files(checkpoint, side=side, draft_keys=frozenset(own))
 
 
+def _of_tokenizers(draft: Checkpoint, target: Checkpoint) -> tuple[Diagnostic, ...]:
+    """Compare tokenizers only when their bytes differ: decoding two of them takes a while."""
+    if TOKENIZER not in draft.file_names or TOKENIZER not in target.file_names:
+        return ()
+    try:
+        if draft.file_digest(TOKENIZER) == target.file_digest(TOKENIZER):
+            return ()
+    except DiagnosticError as error:
+        return error.diagnostics
+    ours, theirs = token_ids(draft), token_ids(target)
+    return () if ours is None or theirs is None else tuple(check_tokenizers(ours, theirs))
+
+
 def fit(draft: Loaded, target: Loaded) -> Pair:
     """Return the pair; a source in the wrong role is SD201 and leaves the fit unchecked."""
     wrong = [*_wrong_role(draft, "draft"), *_wrong_role(target, "target")]
@@ -134,6 +149,7 @@ def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
         *checks.check_draft(completed),
         *_of_files(loaded.checkpoint, None),
         *checks.check_pair(completed, target.target),
+        *_of_tokenizers(loaded.checkpoint, target.checkpoint),
         *checks.check_inheritance(loaded.checkpoint.config or {}, target.checkpoint.config or {}),
     ]
     diagnostics = located(findings, loaded.source, target=target.source)

@@ -26,9 +26,10 @@ CODES: tuple[Code, ...] = (
     Code(
         code="SD416",
         slug="map-reaches-padding",
-        severity="error",
-        summary="A map entry or mask id is a padding row above the tokenizer's last token.",
-        why="Such an id is no token: proposing it gives text that cannot be decoded.",
+        severity="warning",
+        summary="Entries of the draft's map are padding rows above the tokenizer's last token.",
+        why="Such an id is no token: proposing it can only be rejected, or gives text that cannot "
+        "be decoded where padding rows of the target are not masked.",
         fix="Rebuild the map from this target's tokenizer",
         source="vLLM issue 13849",
     ),

@@ -1,0 +1,34 @@
+"""Compare the tokenizers that came with a draft and with its target, token by token.
+
+Sizes say little: padded vocabularies differ for equal tokenizers, and equal ones may hold other
+tokens (vLLM issues 13849, 7252).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from specctl.contract.diagnostics import Diagnostic, diagnose
+
+PLACE = "tokenizer.json"
+
+
+def check_tokenizers(draft: Mapping[str, int], target: Mapping[str, int]) -> Iterator[Diagnostic]:
+    """Yield SD419 with the lowest id that stands for two tokens; tokens of one side only are legal.
+
+    Args:
+        draft: token -> id of the draft's tokenizer, added tokens included.
+        target: the same of the target's.
+    """
+    ours, theirs = ({number: token for token, number in table.items()} for table in (draft, target))
+    different = [number for number, token in ours.items() if theirs.get(number, token) != token]
+    if different:
+        first = min(different)
+        yield diagnose(
+            "SD419",
+            where=PLACE,
+            message=f"{len(different)} ids stand for other tokens than in the target's tokenizer, "
+            f"the first is id {first}",
+            expected=repr(theirs[first])[:80],
+            found=repr(ours[first])[:80],
+        )
