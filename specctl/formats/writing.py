@@ -136,6 +136,8 @@ def map_tensors(draft: DraftCheckpoint, *, with_mask: bool = True) -> dict[str, 
     ids, size = draft.draft_to_target, draft.target_vocab_size
     if ids is None or size is None or draft.map_kind != "reduced":
         return {}
+    if ids and not (0 <= min(ids) and max(ids) < size):
+        return {}  # SD402 stops the conversion
     offsets, mask = absolute_to_offsets(ids), target_mask(ids, size)
     stored = draft.tensors
     found: dict[str, TensorSource] = {}

@@ -16,6 +16,7 @@ from specctl.formats.eagle import (
     writers,
 )
 from specctl.formats.format import Format, Layout
+from specctl.formats.writing_quantized import carrying
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
@@ -36,7 +37,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         claim=claims.safeailab,
         read=native.read_safeailab,
         source="SafeAILab/EAGLE eagle/model/cnets.py",
-        write=writers.write_safeailab,
+        write=carrying(writers.write_safeailab),
     ),
     Format(
         name="specforge-eagle3",
@@ -47,7 +48,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         claim=claims.specforge,
         read=native.read_specforge,
         source="SpecForge llama3_eagle.py and its export",
-        write=writers.write_specforge,
+        write=carrying(writers.write_specforge),
     ),
     Format(
         name="modelopt-eagle3",
@@ -58,7 +59,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         claim=claims.modelopt,
         read=native.read_modelopt,
         source="Model-Optimizer EAGLE-3 export template",
-        write=writers.write_modelopt,
+        write=carrying(writers.write_modelopt),
     ),
     Format(
         name="nemo-eagle3",
@@ -70,7 +71,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         read=native.read_nemo,
         source="NeMo Automodel LlamaEagle3DraftModel and serve_vllm",
         refines=("huggingface",),
-        write=writers.write_nemo,
+        write=carrying(writers.write_nemo),
     ),
     Format(
         name="deepspec-eagle3",
@@ -82,7 +83,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         read=deepspec.read,
         source="deepseek-ai/DeepSpec Qwen3Eagle3Model",
         refines=("modelopt-eagle3",),
-        write=write_own.write_deepspec,
+        write=carrying(write_own.write_deepspec),
     ),
     Format(
         name="mla-eagle3",
@@ -94,7 +95,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         read=mla.read,
         source="Model-Optimizer EAGLE-3 export for Kimi-K2",
         refines=("safeailab-eagle3", "specforge-eagle3", "modelopt-eagle3"),
-        write=write_own.write_mla,
+        write=carrying(write_own.write_mla),
     ),
     Format(
         name="speculators-eagle3",
@@ -105,7 +106,7 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "eagle3"),
         read=speculators.read,
         source="Speculators 0.5 to 0.9 Eagle3SpeculatorConfig",
-        write=write_speculators.write_eagle3,
+        write=carrying(write_speculators.write_eagle3),
     ),
 )
 
@@ -127,7 +128,7 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
             "eagle",
             "huggingface",
         ),
-        write=writers.write_peagle,
+        write=carrying(writers.write_peagle),
     ),
     Format(
         name="speculators-peagle",
@@ -138,7 +139,7 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "peagle"),
         read=peagle.read_speculators,
         source="Speculators 0.6 to 0.9 PEagleSpeculatorConfig",
-        write=write_speculators.write_peagle,
+        write=carrying(write_speculators.write_peagle),
     ),
 )
 
@@ -152,7 +153,7 @@ _EAGLE1_ROWS: tuple[Format, ...] = (
         claim=claims.eagle1,
         read=eagle1.read_native,
         source="SafeAILab/EAGLE eagle/model/cnets1.py",
-        write=write_eagle1.write_native,
+        write=carrying(write_eagle1.write_native),
     ),
     Format(
         name="vllm-eagle",
@@ -174,7 +175,7 @@ _EAGLE1_ROWS: tuple[Format, ...] = (
         claim=claims.speculators_eagle1,
         read=eagle1.read_speculators,
         source="Speculators 0.1 to 0.6 EagleSpeculatorConfig",
-        write=write_eagle1.write_speculators,
+        write=carrying(write_eagle1.write_speculators),
     ),
 )
 
