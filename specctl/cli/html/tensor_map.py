@@ -43,7 +43,8 @@ def tensors_section(tensors: Tensors) -> str:
     files = {name: tuple(group) for name, group in groupby(tensors.list, key=lambda t: t.file)}
     largest = max(max(tensor.end for tensor in group) for group in files.values())
     bars = "\n".join(_bar(name, group, largest, colors) for name, group in files.items())
-    scale = f"Full width: {bytes_text(largest)}. The gap at the left is the header."
+    scale = f"Full width: {bytes_text(largest)}. The gap at the left is the header; "
+    scale += "shades tell neighbouring layers apart."
     parts = table(
         ("part", "tensors #", "bytes #"),
         (
@@ -56,7 +57,7 @@ def tensors_section(tensors: Tensors) -> str:
         ),
         caption="Tensors by part",
     )
-    body = f'{parts}\n<div class="bars">\n{bars}\n</div>\n<p class="reason">{scale}</p>'
+    body = f'{parts}\n<p class="reason">{scale}</p>\n<div class="bars">\n{bars}\n</div>'
     return section("Tensors", f"{body}\n{_list(tensors)}")
 
 
