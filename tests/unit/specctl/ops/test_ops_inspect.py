@@ -16,8 +16,8 @@ from specctl.ops.report import InspectReport, json_schema
 
 ROOT = Path(__file__).parents[4]
 Named = Callable[[str], str]
-PUBLISHED = ["format", "roles", "geometry", "vocabulary", "aux_hidden", "sharing", "tensors",
-             "diagnostics"]  # fmt: skip
+PUBLISHED = ["format", "roles", "geometry", "vocabulary", "aux_hidden", "sharing", "details",
+             "bundled", "engines", "tensors", "diagnostics"]  # fmt: skip
 
 
 def as_json(report: InspectReport) -> dict[str, object]:
