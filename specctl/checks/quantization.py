@@ -134,9 +134,22 @@ def _check_sources(inside: tuple[Declared, ...], beside: Declared | None) -> Ite
 def _check_scales(
     tensors: Mapping[str, TensorEntry], quantised: list[str], declared: Declared
 ) -> Iterator[Diagnostic]:
+    verdicts: dict[tuple[object, ...], bool] = {}  # a model has few pairs of shapes
+    paired: set[str] = set()
+    usual = _WEIGHT_SCALES[0]  # the suffix that the last weight had
     for key in quantised:
         entry, stem = tensors[key], _stem(key)
-        scale = next((tensors[stem + s] for s in _WEIGHT_SCALES if stem + s in tensors), None)
+        scale = tensors.get(stem + usual)
+        if scale is None:
+            suffix = next((s for s in _WEIGHT_SCALES if stem + s in tensors), None)
+            if suffix is not None:
+                usual, scale = suffix, tensors[stem + suffix]
+        if scale is not None:
+            paired.add(scale.key)
+        shapes = (entry.dtype, entry.shape, None if scale is None else scale.shape)
+        if verdicts.get(shapes):
+            continue
+        verdicts[shapes] = scale is not None and _is_divided(entry, scale, declared.block)
         if scale is None:
             yield diagnose(
                 "SD511",
@@ -145,7 +158,7 @@ def _check_scales(
                 expected=" or ".join(f"`{stem}{suffix}`" for suffix in _WEIGHT_SCALES[:2]),
                 found="nothing",
             )
-        elif not _is_divided(entry, scale, declared.block):
+        elif not verdicts[shapes]:
             yield diagnose(
                 "SD513",
                 where=scale.describe(),
@@ -155,7 +168,7 @@ def _check_scales(
                 found=list(scale.shape),
             )
     for key, entry in tensors.items():
-        if key.endswith(_SCALES):
+        if key not in paired and key.endswith(_SCALES):
             yield from _check_scale(key, entry, tensors)
 
 
@@ -164,8 +177,11 @@ def _check_scale(
 ) -> Iterator[Diagnostic]:
     suffix = next(s for s in _SCALES if key.endswith(s))
     stem = key.removesuffix(suffix)
-    weights = [tensors[stem + s] for s in (_WEIGHT, _PACKED_WEIGHT) if stem + s in tensors]
-    if any(_is_quantised(weight) for weight in weights):
+    weight = tensors.get(stem + _WEIGHT)
+    if weight is not None and weight.dtype in QUANTISED_DTYPES:
+        return
+    weights = [tensors[stem + s] for s in _WEIGHTS if stem + s in tensors]
+    if any(_is_quantised(other) for other in weights):
         return
     if not weights and suffix == ".scale":
         return  # also the name of a norm or a soft cap in some targets

@@ -40,7 +40,11 @@ from specctl.ops.manifest_sections import (
     portable_path,
     vocabulary_section,
 )
-from specctl.ops.not_served import draft_not_served, target_not_served
+from specctl.ops.not_served import (
+    draft_not_served,
+    quantised_not_served,
+    target_not_served,
+)
 from specctl.ops.token_map_file import TokenMap, read_token_map
 
 DEFAULT_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32)
@@ -253,6 +257,9 @@ def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emi
     )
     draft, geometry, sharing = _draft_sections(parts, directory, findings)
     findings += target_not_served(parts.target, parts.target_source)
+    findings += quantised_not_served(parts.target, parts.target_source)
+    if parts.draft is not None:
+        findings += quantised_not_served(parts.draft, parts.draft_source)
     if has_errors(findings) or target is None:
         raise _refusal(findings or [_open_facts(parts.target_source)])
     vocabulary, problems = vocabulary_section(

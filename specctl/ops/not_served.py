@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specctl.checkpoint import tensor_place
+from specctl.checks.quantization import QUANTISED_DTYPES
+from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.draft import DraftCheckpoint, TargetCheckpoint, served_algorithm
 from specctl.formats.model_types import ARCHITECTURES
@@ -56,6 +59,23 @@ def draft_not_served(draft: DraftCheckpoint, source: str) -> Iterator[Diagnostic
             f"{len(draft.tensors)} tensors) are not served: {_kind(draft)}",
             expected="dense layers of the llama, mistral, qwen2 or qwen3 family",
             found=_kind(draft),
+        )
+
+
+def quantised_not_served(
+    facts: TargetCheckpoint | DraftCheckpoint, source: str
+) -> Iterator[Diagnostic]:
+    """Yield SD716 when weights are stored quantised, which only other engines compute with."""
+    found = [ref for ref in facts.tensors.values() if ref.dtype in QUANTISED_DTYPES]
+    found = [ref for ref in found if len(ref.shape) > 1]  # masks and maps are vectors
+    if found:
+        yield diagnose(
+            "SD716",
+            where=f"{source}/{tensor_place(found[0])}",
+            message=f"{len(found)} weights are stored quantised, such as `{found[0].key}`; only "
+            "plain ones are served",
+            expected=" or ".join(WEIGHT_DTYPES),
+            found=found[0].dtype,
         )
 
 
