@@ -16,6 +16,7 @@ from specctl.contract.text import printable
 
 Severity = Literal["error", "warning", "info"]
 MAX_OF_A_CODE = 100
+MAX_TEXT_CHARS = 2000
 
 
 class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,8 @@ def diagnose(
 ) -> Diagnostic:
     """Build a diagnostic; severity and help default to the code's own.
 
-    Control characters in the texts, which come from names in files, are escaped.
+    Control characters in the texts, which come from names in files, are escaped, and what is longer
+    than `MAX_TEXT_CHARS` is cut: a value in a file may be a megabyte.
 
     Raises:
         KeyError: `code` is not in the table (our bug, found by the test suite).
@@ -73,13 +75,18 @@ def diagnose(
     return Diagnostic(
         code=code,
         severity=severity or entry.severity,
-        where=printable(where),
-        message=printable(message),
-        expected=None if expected is None else printable(expected),
-        found=None if found is None else printable(found),
+        where=_bounded(where),
+        message=_bounded(message),
+        expected=None if expected is None else _bounded(expected),
+        found=None if found is None else _bounded(found),
         help=help or entry.fix,
         notes=tuple(notes),
     )
+
+
+def _bounded(value: object) -> str:
+    text = printable(value)
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
 
 
 class DiagnosticError(Exception):

@@ -11,11 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
+import msgspec
+
+from specctl.contract.diagnostics import MAX_OF_A_CODE, Diagnostic, Severity, diagnose
 from specctl.contract.manifest import Origin
 from specctl.formats.inert import INERT_FIELDS
 
 CONFIG = "config.json"
+MAX_INTEGER = (1 << 31) - 1
+"""Sizes, counts and ids are 32-bit numbers in every engine; a larger one is no size of a model."""
 NO_DEFAULTS: Mapping[str, object] = MappingProxyType({})
 
 
@@ -27,6 +31,8 @@ class Findings:
         self.diagnostics: list[Diagnostic] = []
         self._objects: dict[str, Mapping[str, object]] = {}
         self._used: set[str] = set()
+        self._counts: dict[str, int] = {}
+        self._last: dict[str, tuple[int, Diagnostic]] = {}
 
     def open_object(self, pointer: str, data: Mapping[str, object]) -> None:
         """Record that a reader looks into the config object at `pointer`."""
@@ -72,7 +78,17 @@ class Findings:
         notes: Iterable[str] = (),
         severity: Severity | None = None,
     ) -> None:
-        """Record one diagnostic; arguments as in `diagnose`."""
+        """Record one diagnostic; arguments as in `diagnose`.
+
+        Of each code the first `MAX_OF_A_CODE` are kept; the last of them counts the others.
+        """
+        self._counts[code] = self._counts.get(code, 0) + 1
+        num_more = self._counts[code] - MAX_OF_A_CODE
+        if num_more > 0:
+            place, last = self._last[code]
+            note = f"{num_more} more of {code} are not listed"
+            self.diagnostics[place] = msgspec.structs.replace(last, notes=(*last.notes, note))
+            return
         self.diagnostics.append(
             diagnose(
                 code,
@@ -85,6 +101,7 @@ class Findings:
                 severity=severity,
             )
         )
+        self._last[code] = len(self.diagnostics) - 1, self.diagnostics[-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +145,7 @@ class Fields:
         path: str | None = None,
         *,
         minimum: int = 1,
-        maximum: int | None = None,
+        maximum: int = MAX_INTEGER,
         is_required: bool = False,
     ) -> int | None:
         """Return an integer field; SD206 when required and absent, SD207 for a wrong one."""
@@ -138,7 +155,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             self._invalid(key, path, value, f"an integer of at least {minimum}")
             return None
-        if maximum is not None and value > maximum:
+        if value > maximum:
             self._invalid(key, path, value, f"an integer of at most {maximum}")
             return None
         return value
@@ -178,9 +195,9 @@ class Fields:
         value = self._value(key, path, is_required=False)
         if value is None:
             return None
-        if isinstance(value, list) and value and all(type(item) is int for item in value):
+        if isinstance(value, list) and value and all(map(_is_integer, value)):
             return tuple(value)
-        self._invalid(key, path, value, "a list of integers")
+        self._invalid(key, path, value, f"a list of integers of at most {MAX_INTEGER}")
         return None
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -249,6 +266,10 @@ class Fields:
             expected=expected,
             found=repr(value)[:80],
         )
+
+
+def _is_integer(value: object) -> bool:
+    return type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER
 
 
 def root_fields(config: Mapping[str, object] | None, findings: Findings) -> Fields:

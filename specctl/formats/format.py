@@ -17,6 +17,7 @@ from specctl.formats.fields import CONFIG
 from specctl.formats.written import WriteRequest, Written
 
 _DIGITS = re.compile(r"(?<![^.])\d+(?=\.|$)")
+_DIGITS_OF_LINES = re.compile(r"\.\d+(?=[.\n])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,14 +121,28 @@ def generic_key(key: str) -> str:
     return _DIGITS.sub("{i}", key)
 
 
+def _generic_forms(keys: Iterable[str]) -> dict[str, str]:
+    """Return generic form -> the first key of that form, in the order of the keys.
+
+    All keys are one text for one substitution: a hundred thousand calls would cost more than
+    reading their headers.
+    """
+    listed = sorted(keys)
+    text = "\n." + "\n.".join(listed) + "\n"
+    if text.count("\n") == len(listed) + 1:
+        forms = _DIGITS_OF_LINES.sub(".{i}", text)[2:-1].split("\n.")
+    else:  # a line feed in a key
+        forms = [generic_key(key) for key in listed]
+    first = dict(zip(reversed(forms), reversed(listed), strict=True))
+    return dict(sorted(first.items(), key=lambda item: item[1])) if listed else {}
+
+
 def gather_evidence(checkpoint: Checkpoint, layouts: Iterable[Layout]) -> Evidence:
     """Return what detection looks at."""
     config = checkpoint.config or {}
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
-    generic: dict[str, str] = {}
-    for key in sorted(checkpoint.tensors):
-        generic.setdefault(generic_key(key), key)
+    generic = _generic_forms(checkpoint.tensors)
     seen: dict[str, str] = {}
     for layout in layouts:
         matches = re.compile(layout.pattern).fullmatch
