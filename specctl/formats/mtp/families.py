@@ -88,6 +88,7 @@ HUNYUAN = replace(
         _OWN_EMBEDDING,
         ("head", "layers.{i}.shared_head.head.weight"),
     ),
+    aliases=(("mlp.router.gate.", "mlp.gate."),),
     model_types=("hy_v3", "hunyuan_v1_moe", "hunyuan_v1_dense"),
     is_served=False,
 )
@@ -96,6 +97,7 @@ BAILING = replace(
     name="bailing-mtp",
     title="MTP, Ling and Bailing MoE",
     source="inclusionAI Ling 2.x; transformers 5.24 bailing_hybrid",
+    aliases=(),
     block_style="own",
     has_usual_heads=False,
     model_types=("bailing_moe", "bailing_moe_v2", "bailing_hybrid", "bailing_moe_linear"),
@@ -130,6 +132,7 @@ QWEN4 = replace(
         ("fc_hidden.weight", "fc_hidden.weight"),
         *QWEN.names[1:],
     ),
+    extras=r"hyper_connection_mixer\..+",
     block_style="own",
     concat_order="separate matrices",
     has_usual_heads=False,

@@ -6,6 +6,7 @@ the layers themselves lie; `{i}` stands for a layer's index. Every key starts wi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,8 @@ class MtpFamily:
         names: (role, key after the root) of what is not a decoder layer.
         block: prefix of the layers after the root.
         is_after_trunk: the layers are numbered on from the target's.
+        extras: regular expression after the root of tensors around the layers that are carried by
+            their own name; empty without any.
         aliases: (key part, canonical key part) inside a layer, where a family has its own words.
         block_style: `llama` when a layer has q, k, v, o, two norms and an MLP or experts.
         concat_order: columns of `fc.weight`, first half first.
@@ -54,6 +57,7 @@ class MtpFamily:
     names: tuple[tuple[str, str], ...]
     block: str
     is_after_trunk: bool = False
+    extras: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
     block_style: BlockStyle = "llama"
     concat_order: ConcatOrder = "embedding, hidden"
@@ -76,6 +80,10 @@ class MtpFamily:
         """Tell whether all layers share one fuse tensor."""
         return not any("{i}" in key for role, key in self.names if role.startswith("fc"))
 
+    def is_extra(self, name: str) -> bool:
+        """Tell whether a key after the root is one of the family's extras."""
+        return bool(self.extras) and re.fullmatch(self.extras, name) is not None
+
     def key_of(self, role: str, *, root: str, index: int) -> str | None:
         """Return the key of a role of layer `index` as this family spells it, None without one.
 
@@ -87,6 +95,8 @@ class MtpFamily:
         for name, template in self.names:
             if name == role:
                 return root + template.replace("{i}", str(index))
+        if self.is_extra(role):
+            return root + role
         return root + self.block.replace("{i}", str(index)) + self.native_part(role)
 
     def native_part(self, role: str) -> str:

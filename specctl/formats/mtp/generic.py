@@ -18,6 +18,7 @@ from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble, is_whole
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import read_draft_stack, report_layer_count
+from specctl.formats.embedding import is_decoy_part
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import Family, family_of, with_class_defaults
 from specctl.formats.mtp.checks import report_counts, report_experts, report_required
@@ -157,10 +158,16 @@ def empty_part(family: MtpFamily, *indexes: int) -> MtpPart:
 
 
 def _is_bundled(part: MtpPart, checkpoint: Checkpoint) -> bool:
-    shared = {key for key, _ in SHARED_KEYS}
-    ignored = ("rotary_emb.inv_freq", "verifier_lm_head.weight")
-    others = (key for key in checkpoint.tensors if key not in part.roles and key not in shared)
-    return any(".layers." in f".{key}" for key in others if not key.endswith(ignored))
+    """Tell whether layers of a target lie beside the part."""
+    own = part.layer_prefixes
+    return any(
+        ".layers." in f".{key}"
+        and key not in part.roles
+        and not key.endswith("rotary_emb.inv_freq")
+        and not is_decoy_part(key)
+        and not (own and key.startswith(own))
+        for key in checkpoint.tensors
+    )
 
 
 def decoder_of(

@@ -63,7 +63,7 @@ def merge(draft: DraftCheckpoint, target: Checkpoint, *, depth: int | None) -> M
     sources = with_experts(draft.tensors, is_fused=_is_fused(draft, has))
     left_out = [role for role in sources if _is_borrowed(role) and role not in has]
     kept = {role: source for role, source in sources.items() if role not in left_out}
-    tensors = named(family, kept, root=root, indexes=indexes)
+    tensors = _in_place(draft, family, part, kept, root=root, indexes=indexes)
     pointer = _count_pointer(family, target)
     findings = [*_shape_findings(tensors, target), *_left_out(draft, left_out)]
     return Merge(
@@ -73,6 +73,26 @@ def merge(draft: DraftCheckpoint, target: Checkpoint, *, depth: int | None) -> M
         count=layers,
         diagnostics=tuple(findings),
     )
+
+
+def _in_place(
+    draft: DraftCheckpoint,
+    family: MtpFamily,
+    part: MtpPart | None,
+    sources: Mapping[str, TensorSource],
+    *,
+    root: str,
+    indexes: tuple[int, ...],
+) -> dict[str, TensorSource]:
+    """Return key -> source: the target's key of a role, the slice's own, or the family's."""
+    present = {} if part is None else {role: key for key, role in part.roles.items()}
+    if draft.format == family.name and not family.is_after_trunk:
+        prefix = str(draft.details.get("key_prefix", ""))
+        own = {role: root + ref.key.removeprefix(prefix) for role, ref in draft.tensors.items()}
+        present = {**own, **present}
+    others = {role: source for role, source in sources.items() if role not in present}
+    tensors = {present[role]: source for role, source in sources.items() if role in present}
+    return {**tensors, **named(family, others, root=root, indexes=indexes)}
 
 
 def with_count(config: Mapping[str, object], pointer: str, count: int) -> dict[str, object]:

@@ -18,8 +18,8 @@ from specctl.formats.mtp.family import MtpFamily, layer_role
 # Everything that a decoder layer of any family may hold; another word is no tensor of a layer.
 _LAYER_PART = re.compile(
     r"(?:self_attn|attn|attention|mlp|ffn|moe|mixer|block_sparse_moe|feed_forward"
-    r"|linear_attn|share_expert|shared_experts?|router|indexer|hyper_connection\w*"
-    r"|transformer|transformer_layer|hc_\w+|\w*norm\w*|layer_scalar)(?:\..+)?"
+    r"|linear_attn|share_expert|shared_experts?|router|indexer|\w*hyper_connection\w*|ple"
+    r"|transformer|transformer_layer|hc_\w+|\w+_hc|\w*norm\w*|layer_scalar)(?:\..+)?"
 )
 _SUFFIX = (
     r"(?:weight|bias|weight_scale_inv|weight_scale|weight_scale_2|input_scale|scale"
@@ -57,7 +57,10 @@ class MtpPart:
         return len(self.indexes) if self.family.is_fused_once else self.num_fused
 
     def key_of(self, role: str) -> str | None:
-        """Return the key that the family has for a role, stored or not."""
+        """Return the key that holds a role, or would hold it; None past the last layer."""
+        stored = next((key for key, name in self.roles.items() if name == role), None)
+        if stored is not None:
+            return stored
         place, name = 0, role
         found = re.fullmatch(r"layers\.(\d+)\.(.+)", role)
         if found is not None:
@@ -65,6 +68,12 @@ class MtpPart:
         if place >= len(self.indexes):
             return None
         return self.family.key_of(name, root=self.root, index=self.indexes[place])
+
+    @property
+    def layer_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of the layers' keys."""
+        block = self.root + self.family.block
+        return tuple(block.replace("{i}", str(index)) for index in self.indexes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +153,8 @@ def _parse(family: MtpFamily, patterns: _Patterns, rest: str) -> tuple[str, int 
         if found is not None:
             index = found.groupdict().get("i")
             return _with_suffix(role, found["suffix"]), None if index is None else int(index)
+    if family.is_extra(rest):
+        return rest, None
     found = patterns.block.fullmatch(rest)
     if found is None or _LAYER_PART.fullmatch(found["part"]) is None:
         return None
