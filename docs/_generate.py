@@ -38,7 +38,8 @@ from specctl.contract.roles import (  # noqa: E402
 from specctl.contract.strict import describe_type  # noqa: E402
 from specctl.formats import huggingface  # noqa: E402
 from specctl.formats.block.names import DSPARK_NAMES  # noqa: E402
-from specctl.formats.eagle import eagle3  # noqa: E402
+from specctl.formats.eagle.roles import MLA_SYMBOLS  # noqa: E402
+from specctl.formats.eagle.tables import TABLES as EAGLE_TABLES  # noqa: E402
 from specctl.formats.mtp import families as mtp_families  # noqa: E402
 from specctl.formats.mtp import generic  # noqa: E402
 from specctl.formats.names import NameTable  # noqa: E402
@@ -272,6 +273,12 @@ def formats_page() -> str:
     for title, roles in ROLES_BY_ALGORITHM.items():
         lines += [f"## {title}", "", *role_table(roles), ""]
     lines += ["## target", "", *role_table(TARGET_ROLES), ""]
+    symbols = ((f"`{s}`", t) for s, t in MLA_SYMBOLS.items())
+    lines += ["## Other EAGLE drafts", "", "Latent attention has sizes of its own:", ""]
+    lines += [*table(("symbol", "size"), symbols), ""]
+    for title, _, roles in eagle_tables():
+        if roles not in ROLES_BY_ALGORITHM.values():
+            lines += [f"### {title}", "", *role_table(roles), ""]
     lines += ["# Prediction layers in targets", "", *family_table(), ""]
     lines += ["# Names in files", ""]
     for title, names in dialects().items():
@@ -282,8 +289,7 @@ def formats_page() -> str:
 def dialects() -> dict[str, NameTable]:
     """Return the name table of every dialect."""
     return {
-        "speculators-eagle3": eagle3.SPECULATORS_NAMES,
-        "safeailab-eagle3": eagle3.SAFEAILAB_NAMES,
+        **{title: names for title, names, _ in eagle_tables()},
         "speculators-dspark": DSPARK_NAMES,
         "speculators-mtp": generic.names_of(generic.empty_part(mtp_families.SPECULATORS, 0)),
         "deepseek-mtp (target of 30 layers)": generic.names_of(
@@ -291,6 +297,18 @@ def dialects() -> dict[str, NameTable]:
         ),
         "huggingface (target)": huggingface.NAMES,
     }
+
+
+def eagle_tables() -> list[tuple[str, NameTable, tuple[TensorRole, ...]]]:
+    """Return formats, names and roles of the EAGLE dialects; equal tables are one entry."""
+    groups: list[tuple[list[str], NameTable, tuple[TensorRole, ...]]] = []
+    for name, entry in EAGLE_TABLES.items():
+        same = next((g for g in groups if g[1] == entry.names and g[2] == entry.roles), None)
+        if same is None:
+            groups.append(([name], entry.names, entry.roles))
+        else:
+            same[0].append(name)
+    return [(", ".join(titles), names, roles) for titles, names, roles in groups]
 
 
 def family_table() -> list[str]:
@@ -313,9 +331,12 @@ def family_table() -> list[str]:
 
 
 def name_table(names: NameTable) -> list[str]:
+    spellings: dict[str, list[str]] = {}
+    for row in names.names:
+        spellings.setdefault(row.role, []).extend(f"`{key}`" for key in row.keys)
     lines = table(
         ("role", "keys; the first is written"),
-        ((f"`{n.role}`", ", ".join(f"`{key}`" for key in n.keys)) for n in names.names),
+        ((f"`{role}`", ", ".join(keys)) for role, keys in spellings.items()),
     )
     if names.ignored:
         lines += ["", "Known and not used:", ""]

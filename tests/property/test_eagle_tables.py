@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -12,18 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl import checks, formats
-from specctl.contract.roles import EAGLE3_ROLES, TensorRole
-from specctl.formats.eagle import deepspec, eagle1, mla, peagle
-from specctl.formats.eagle.eagle3 import NEMO_NAMES, SAFEAILAB_NAMES, SPECULATORS_NAMES
+from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES
 from specctl.formats.eagle.parallel_heads import heads_names, heads_roles
-from specctl.formats.eagle.roles import (
-    DEEPSPEC_ROLES,
-    EAGLE1_ROLES,
-    MLA_ROLES,
-    peagle_roles,
-)
+from specctl.formats.eagle.tables import TABLES
 from specctl.formats.fields import Findings
-from specctl.formats.names import NameTable
 from specctl.formats.registry import DRAFT_FORMATS
 from specctl.formats.written import WriteRequest, num_bytes
 from tests.property.test_formats import JSON_VALUES, judge, opened
@@ -33,20 +24,7 @@ FORMATS = tuple(
 )
 CLEAN = tuple(f"{entry.name}-clean" for entry in FORMATS)
 LAYER_1 = "layers.1."
-TABLES: Mapping[str, tuple[NameTable, tuple[TensorRole, ...], int]] = {
-    "safeailab-eagle3": (SAFEAILAB_NAMES, EAGLE3_ROLES, 2),
-    "specforge-eagle3": (SAFEAILAB_NAMES, EAGLE3_ROLES, 2),
-    "modelopt-eagle3": (SPECULATORS_NAMES, EAGLE3_ROLES, 2),
-    "nemo-eagle3": (NEMO_NAMES, EAGLE3_ROLES, 2),
-    "deepspec-eagle3": (deepspec.NAMES, DEEPSPEC_ROLES, 2),
-    "mla-eagle3": (mla.NAMES, MLA_ROLES, 2),
-    "speculators-eagle3": (SPECULATORS_NAMES, EAGLE3_ROLES, 2),
-    "peagle": (peagle.NAMES, peagle_roles(2), 2),
-    "speculators-peagle": (peagle.NAMES, peagle_roles(3), 2),
-    "eagle": (eagle1.NAMES, EAGLE1_ROLES, 0),
-    "vllm-eagle": (eagle1.WRAPPER_NAMES, EAGLE1_ROLES, 0),
-    "speculators-eagle": (eagle1.SPECULATORS_NAMES, EAGLE1_ROLES, 0),
-}
+ONE_LAYER = ("eagle", "vllm-eagle", "speculators-eagle")
 
 
 def test_every_eagle_format_has_a_table_and_a_clean_fixture() -> None:
@@ -56,8 +34,8 @@ def test_every_eagle_format_has_a_table_and_a_clean_fixture() -> None:
 
 @pytest.mark.parametrize("dialect", sorted(TABLES))
 def test_a_role_has_a_name_that_reads_back_as_the_role(dialect: str) -> None:
-    table, roles, last = TABLES[dialect]
-    for entry in roles:
+    table, last = TABLES[dialect].names, 0 if dialect in ONE_LAYER else 2
+    for entry in TABLES[dialect].roles:
         for index in range(last + 1):
             role = entry.name.replace("{i}", str(index))
             key = table.key_of(role)
@@ -67,7 +45,7 @@ def test_a_role_has_a_name_that_reads_back_as_the_role(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", sorted(TABLES))
 def test_a_spelling_reads_as_its_role(dialect: str) -> None:
-    table, _, _ = TABLES[dialect]
+    table = TABLES[dialect].names
     for row in table.names:
         for key in row.keys:
             assert table.role_of(key.replace("{i}", "1")) == row.role.replace("{i}", "1")
@@ -76,7 +54,7 @@ def test_a_spelling_reads_as_its_role(dialect: str) -> None:
 @pytest.mark.parametrize("name", CLEAN)
 def test_the_names_of_a_clean_eagle_file_are_written_back(name: str) -> None:
     checkpoint = opened(name)
-    table = TABLES[name[: -len("-clean")]][0]
+    table = TABLES[name[: -len("-clean")]].names
     matched = table.match(checkpoint.tensors, Findings())
     assert matched.unmapped == ()
     assert {table.key_of(role): ref.key for role, ref in matched.tensors.items()} == {
@@ -90,6 +68,7 @@ def test_parallel_heads_are_two_way_for_the_keys_of_a_file() -> None:
     assert len(heads_roles(keys)) == 4
     for entry in heads_roles(keys):
         key = table.key_of(entry.name)
+        assert key is not None
         assert key in keys
         assert table.role_of(key) == entry.name
 

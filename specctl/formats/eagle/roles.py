@@ -7,7 +7,9 @@ Model-Optimizer (DeepSeek-V2 attention); deepseek-ai/DeepSpec `Qwen3Eagle3Model`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from specctl.contract.roles import ALWAYS, EAGLE3_ROLES, LAYER_ROLES, OPTIONAL, TensorRole
 
@@ -51,8 +53,17 @@ DEEPSPEC_ROLES: tuple[TensorRole, ...] = tuple(
     for role in EAGLE3_ROLES
 )
 
-MLA_SYMBOLS = ("NH", "ND", "RD", "VD", "QL", "KL")
-"""Heads; per head: unturned, turned and value dimensions; ranks of query and key/value."""
+MLA_SYMBOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "NH": "attention heads",
+        "ND": "dimensions of a head without rotation",
+        "RD": "rotated dimensions of a head",
+        "VD": "value dimensions of a head",
+        "QL": "rank of the query",
+        "KL": "rank of key and value",
+    }
+)
+"""Shape symbols of latent attention, beside those of `contract.roles`."""
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 _MLA_LAYER: tuple[TensorRole, ...] = (
