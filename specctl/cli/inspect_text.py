@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from specctl.cli import render
 from specctl.cli.wrapping import USUAL_WIDTH, wrapped
 from specctl.contract.manifest import TensorRef
@@ -55,6 +57,7 @@ def inspect_text(report: InspectReport, *, color: bool = False, width: int | Non
         page.aux_hidden(report.aux_hidden)
     page.shared("embedding", report.sharing.embedding)
     page.shared("head", report.sharing.head)
+    page.details(report.details)
     if report.bundled is not None:
         page.bundled(report.bundled)
     for engine in report.engines:
@@ -67,8 +70,10 @@ def inspect_text(report: InspectReport, *, color: bool = False, width: int | Non
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(str, value)) + "]"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
     return _OPEN if value is None else str(value)
 
 
@@ -157,6 +162,13 @@ class _Page:
         if shared is not None:
             place = "" if shared.tensor is None else f": {_tensor(shared.tensor)}"
             self.row(label, f"{_ORIGINS[shared.origin]}{place}")
+
+    def details(self, details: Mapping[str, object]) -> None:
+        """Add what only this kind of draft has, under the names of its config."""
+        if details:
+            text = "; ".join(f"{printable(k)}: {printable(_value(v))}" for k, v in details.items())
+            width = self._width or USUAL_WIDTH
+            self.lines += wrapped(text, width, first=f"{'details':<{_LABEL}}", rest=f"{_INDENT}  ")
 
     def bundled(self, draft: BundledDraft) -> None:
         """Add the draft inside a target."""

@@ -46,6 +46,8 @@ def _rows(report: InspectReport) -> Iterator[tuple[str, str]]:
     ):
         if shared is not None:
             yield label, _shared(shared)
+    if report.details:
+        yield "Details", _values(*report.details.items())
     if report.bundled is not None:
         yield "Bundled draft", _bundled(report.bundled)
 
@@ -64,8 +66,10 @@ def _value(value: object) -> str:
         return '<span class="open">open</span>'
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return escaped("[" + ", ".join(map(str, value)) + "]")
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{escaped(k)}: {_value(v)}' for k, v in value.items())}}}"
     return escaped(value)
 
 

@@ -117,6 +117,7 @@ def hostile() -> Inspected:
         clean.report,
         roles=msgspec.structs.replace(clean.report.roles, source=source),
         tensors=msgspec.structs.replace(tensors, list=listed),
+        details={HOSTILE: {HOSTILE: [HOSTILE, True, None]}},
         diagnostics=(finding(found), *clean.report.diagnostics),
     )
     return Inspected(report=report, draft_to_target=clean.draft_to_target)

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from specctl.cli import app
@@ -41,6 +42,16 @@ def test_no_escape_without_color(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\033" not in inspect_text(report, width=60)
         colored = inspect_text(report, width=60, color=True)
         assert ("\033[3" in colored) is bool(report.diagnostics)
+
+
+def test_details_are_shown_with_hostile_values_escaped() -> None:
+    report = inspect(str(CHECKPOINTS / "hydra-clean"))
+    assert "\ndetails     num_heads: 3; head_arch: mlp; grounded_heads: yes;" in inspect_text(
+        report
+    )
+    odd = {"a\x1b": "b\nc", "d": {"e": [True, None, 1]}}
+    text = inspect_text(msgspec.structs.replace(report, details=odd))
+    assert "\ndetails     a\\x1b: b\\nc; d: {e: [yes, open, 1]}\n" in text
 
 
 def test_the_target_that_a_config_names_is_shown() -> None:
