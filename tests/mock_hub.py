@@ -8,9 +8,7 @@ queued for paths and used up one by one.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import os
 import re
 import threading
 import time
@@ -18,11 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-
-import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_local_test_token"
@@ -139,32 +134,9 @@ def serving(repos: dict[str, Repo]) -> Iterator[MockHub]:
         hub.close()
 
 
-def point_clients(hub: MockHub, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let both clients talk to `hub` only, without any login, with caches below `directory`."""
-    import huggingface_hub.constants as constants
-
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "MODELSCOPE_ENDPOINT", "MODELSCOPE_API_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-    monkeypatch.setenv("MODELSCOPE_DOMAIN", hub.endpoint)
-    monkeypatch.setenv("MODELSCOPE_CACHE", str(directory / "ms"))
-    monkeypatch.setenv("MODELSCOPE_HOME", str(directory / "ms-home"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(directory / "hf"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(directory / "no-token"))
-
-
-def need_modelscope() -> None:
-    """Skip (fail under CI) without the client."""
-    if importlib.util.find_spec("modelscope_hub") is None:
-        reason = "the ModelScope client is not installed (extra `modelscope`)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-
-
 class _Server:
     def __init__(self, host: str, label: str, hub: MockHub) -> None:
-        handler = type("Handler", (_Handler,), {"hub": hub, "label": label})
+        handler = type("Handler", (Handler,), {"hub": hub, "label": label})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.url = f"http://{host}:{self._server.server_address[1]}"
@@ -177,7 +149,7 @@ class _Server:
         self._thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     hub: MockHub
     label: str
     protocol_version = "HTTP/1.1"
@@ -203,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             if fault is not None and fault.stall_s:
                 time.sleep(fault.stall_s)
             if fault is not None and fault.status is not None:
-                self._send(fault.status, fault.body, dict(fault.headers))
+                self.send(fault.status, fault.body, dict(fault.headers))
             else:
                 self._route(fault or Fault())
 
@@ -221,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         )
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self._note(status, len(body) if self.command == "GET" else 0)
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -230,29 +202,31 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _json(self, value: Any, headers: dict[str, str] | None = None, status: int = 200) -> None:
+    def send_json(
+        self, value: Any, headers: dict[str, str] | None = None, status: int = 200
+    ) -> None:
         body = json.dumps(value).encode()
-        self._send(status, body, {"Content-Type": "application/json", **(headers or {})})
+        self.send(status, body, {"Content-Type": "application/json", **(headers or {})})
 
     def _refuse(self, status: int, code: str) -> None:
-        self._json({"error": code}, {"X-Error-Code": code, "X-Error-Message": code}, status)
+        self.send_json({"error": code}, {"X-Error-Code": code, "X-Error-Message": code}, status)
 
     def _route(self, fault: Fault) -> None:
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         if self.label == "cdn":
             repository, _, path = unquote(url.path[1:]).partition("//")
-            self._file(self.hub.repos[repository].files[path], fault, {})
-        elif match := re.fullmatch(
-            r"/api/v1/models/([^/]+/[^/]+)/(repo/files|revisions|repo)", url.path
-        ):
-            _ModelScope(self, fault, query).answer(match[1], match[2])
+            self.send_file(self.hub.repos[repository].files[path], fault, {})
+        elif match := re.fullmatch(_MODELSCOPE, url.path):
+            from tests.mock_modelscope import ModelScopeRoutes  # it builds on this module
+
+            ModelScopeRoutes(self, fault, query).answer(match[1], match[2])
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", url.path):
             self._model_info(match[1], unquote(match[2] or "main"), "blobs" in query)
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", url.path):
             self._resolve(match[1], unquote(match[2]), unquote(match[3]), fault)
         else:
-            self._send(404, b"<html>nothing here</html>", {"Content-Type": "text/html"})
+            self.send(404, b"<html>nothing here</html>", {"Content-Type": "text/html"})
 
     def _repo(self, name: str, revision: str) -> Repo | None:
         repo = self.hub.repos.get(name)
@@ -277,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
             if with_sizes and repo.has_sizes:
                 entry |= {"size": size_of(content), "blobId": etag(content)}
             siblings.append(entry)
-        self._json({"id": name, "modelId": name, "sha": repo.commit, "siblings": siblings})
+        self.send_json({"id": name, "modelId": name, "sha": repo.commit, "siblings": siblings})
 
     def _resolve(self, name: str, revision: str, path: str, fault: Fault) -> None:
         repo = self._repo(name, revision)
@@ -292,11 +266,11 @@ class _Handler(BaseHTTPRequestHandler):
         if is_weight and self.hub.redirects_weights:
             place = f"{self.hub.cdn}/{name}//{path}"
             linked = {"X-Linked-Size": str(size_of(content)), "X-Linked-Etag": headers["ETag"]}
-            self._send(302, b"", {**headers, **linked, "Location": place})
+            self.send(302, b"", {**headers, **linked, "Location": place})
             return
-        self._file(content, fault, headers)
+        self.send_file(content, fault, headers)
 
-    def _file(self, content: bytes | Sparse, fault: Fault, headers: dict[str, str]) -> None:
+    def send_file(self, content: bytes | Sparse, fault: Fault, headers: dict[str, str]) -> None:
         size = size_of(content)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         begin, end, status = 0, size, 200
@@ -304,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
             begin = int(asked[1])
             end = min(size, int(asked[2]) + 1) if asked[2] else size
             if begin >= size:
-                self._send(416, b"", {"Content-Range": f"bytes */{size}"})
+                self.send(416, b"", {"Content-Range": f"bytes */{size}"})
                 return
             status = 206
             shown = begin + 7 if fault.wrong_range else begin
@@ -343,55 +317,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._note(status, place - begin)
         if stop < end:
             self.close_connection = True
-
-
-class _ModelScope:
-    """The routes under /api/v1 that the client needs."""
-
-    def __init__(self, handler: _Handler, fault: Fault, query: dict[str, str]) -> None:
-        self._handler = handler
-        self._fault = fault
-        self._query = query
-
-    def answer(self, name: str, route: str) -> None:
-        handler = self._handler
-        repo = handler.hub.repos.get(name)
-        has_token = handler.headers.get("Authorization") == f"Bearer {TOKEN}"
-        revision = self._query.get("Revision", "master")
-        if repo is None:
-            self._refuse(404, "the model does not exist")
-        elif repo.gate == "closed" or (repo.gate == "login" and not has_token):
-            self._refuse(403 if has_token else 401, "no access")
-        elif route == "revisions":
-            branches = [{"Revision": revision} for revision in repo.revisions]
-            self._data({"RevisionMap": {"Branches": branches, "Tags": []}})
-        elif revision not in repo.revisions:
-            self._refuse(404, "no such revision")
-        elif route == "repo/files":
-            self._data({"Files": [self._entry(p, c) for p, c in repo.files.items()]})
-        else:
-            self._file(name, repo, self._query.get("FilePath", ""))
-
-    def _file(self, name: str, repo: Repo, path: str) -> None:
-        content = repo.files.get(path)
-        handler = self._handler
-        if content is None:
-            self._refuse(404, "no such file")
-        elif path.endswith((".safetensors", ".bin")) and handler.hub.redirects_weights:
-            handler._send(302, b"", {"Location": f"{handler.hub.cdn}/{name}//{path}"})
-        else:
-            handler._file(content, self._fault, {})
-
-    def _entry(self, path: str, content: bytes | Sparse) -> dict[str, Any]:
-        digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else None
-        entry = {"Name": path.rpartition("/")[2], "Path": path, "Type": "blob"}
-        return {**entry, "Size": size_of(content), "Sha256": digest, "Revision": COMMIT}
-
-    def _data(self, value: Any) -> None:
-        self._handler._json({"Code": 200, "Success": True, "Message": "", "Data": value})
-
-    def _refuse(self, status: int, message: str) -> None:
-        self._handler._json({"Code": status, "Success": False, "Message": message}, None, status)
 
 
 def size_of(content: bytes | Sparse) -> int:

@@ -5,14 +5,17 @@ Imports neither torch nor numpy; the pickle reader is imported only when there i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from specctl.checkpoint.checkpoint import Checkpoint, digest_file
 from specctl.checkpoint.directory import DEFAULT_ACCESS, Access, open_checkpoint
 from specctl.checkpoint.source import resolve_source
-from specctl.checkpoint.sources.hub import is_hub_source
+from specctl.checkpoint.sources.hub import pinned_source
+from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, tensor_place
 from specctl.checkpoint.writing import atomic_write, write_safetensors, write_text_atomic
+from specctl.contract.digests import is_hub_source
 
 __all__ = [
     "DEFAULT_ACCESS",
@@ -23,13 +26,36 @@ __all__ = [
     "atomic_write",
     "digest_file",
     "is_hub_source",
+    "local_copy",
     "open_checkpoint",
+    "pinned_source",
     "read_pt_ints",
     "resolve_source",
+    "source_directory",
     "tensor_place",
     "write_safetensors",
     "write_text_atomic",
 ]
+
+
+def local_copy(store: FileStore, weights: Iterable[str]) -> Path:
+    """Return a directory of this machine with a store's files; see `copying.local_copy`."""
+    from specctl.checkpoint.sources import copying
+
+    return copying.local_copy(store, weights)
+
+
+def source_directory(source: Path | str, *, access: Access = DEFAULT_ACCESS) -> Path:
+    """Return a directory of this machine with a source's small files, weights or not.
+
+    Raises:
+        DiagnosticError: SD119, SD120 for a path, SD136 to SD147 for a hub source.
+    """
+    if not isinstance(source, str) or not is_hub_source(source):
+        return resolve_source(source)
+    from specctl.checkpoint.sources.opening import open_store
+
+    return local_copy(open_store(source, offline=access.offline), ())
 
 
 def read_pt_ints(path: Path | str) -> tuple[int, ...]:

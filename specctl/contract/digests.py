@@ -15,9 +15,14 @@ from typing import BinaryIO
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.fingerprint import digest_bytes
-from specctl.contract.manifest import Manifest, WeightFile
+from specctl.contract.manifest import Draft, Manifest, Target, WeightFile
 
 MAX_HEADER_BYTES = 100_000_000  # of a safetensors header, by its format; of a zip directory, by us
+
+
+def is_hub_source(source: str) -> bool:
+    """Tell whether a source is a repository on a hub: `hf:org/name` or `ms:org/name`."""
+    return source.startswith(("hf:", "ms:"))
 
 
 def resolve_source(source: str, manifest_dir: Path) -> Path:
@@ -33,23 +38,38 @@ def verify_digests(manifest: Manifest, manifest_dir: Path) -> tuple[Diagnostic, 
         manifest_dir: directory that relative paths count from.
     """
     target = manifest.target
-    findings = _check_source(
-        "target", resolve_source(target.source, manifest_dir), target.config_digest, target.files
-    )
+    findings = _check_section("target", target, manifest_dir)
     if target.tokenizer_digest is not None and not findings:
         path = resolve_source(target.source, manifest_dir) / "tokenizer.json"
         findings += _check_bytes(path, target.tokenizer_digest, "manifest#/target/tokenizer_digest")
     draft = manifest.draft
     if draft is not None:
-        findings += _check_source(
-            "draft", resolve_source(draft.source, manifest_dir), draft.config_digest, draft.files
-        )
+        findings += _check_section("draft", draft, manifest_dir)
     vocabulary = manifest.vocabulary
     if vocabulary.token_map_file is not None and vocabulary.token_map_digest is not None:
         path = resolve_source(vocabulary.token_map_file, manifest_dir)
         pointer = "manifest#/vocabulary/token_map_file"
         findings += _check_bytes(path, vocabulary.token_map_digest, pointer)
     return tuple(findings)
+
+
+def _check_section(name: str, section: Target | Draft, manifest_dir: Path) -> list[Diagnostic]:
+    if is_hub_source(section.source):
+        return [_on_hub(section.source, f"manifest#/{name}/source")]
+    directory = resolve_source(section.source, manifest_dir)
+    return _check_source(name, directory, section.config_digest, section.files)
+
+
+def _on_hub(source: str, pointer: str) -> Diagnostic:
+    return diagnose(
+        "SD712",
+        where=pointer,
+        message=f"`{source}` is on a hub, and only files of this machine are loaded here",
+        expected="a directory",
+        found="a repository of a hub",
+        help="`specctl serve`, `generate` and `bench` download it first; from Python use "
+        "`specctl.ops.hub_manifest.local_manifest`",
+    )
 
 
 def _check_source(

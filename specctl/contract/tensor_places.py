@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.contract.digests import resolve_source
+from specctl.contract.digests import is_hub_source, resolve_source
 from specctl.contract.manifest import Manifest, TensorRef
 
 
@@ -26,8 +26,10 @@ def verify_places(manifest: Manifest, manifest_dir: Path) -> tuple[Diagnostic, .
     """
     target, draft = manifest.target, manifest.draft
     refs = {"target/embedding": target.embedding, "target/head": target.head}
-    findings = [*_compare(resolve_source(target.source, manifest_dir), refs)]
-    if draft is not None:
+    findings: list[Diagnostic] = []
+    if not is_hub_source(target.source):
+        findings += _compare(resolve_source(target.source, manifest_dir), refs)
+    if draft is not None and not is_hub_source(draft.source):
         refs = {f"draft/tensors/{role}": ref for role, ref in draft.tensors.items()}
         findings += _compare(resolve_source(draft.source, manifest_dir), refs)
     return tuple(findings)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from specctl.checkpoint import digest_file, resolve_source
+from specctl.checkpoint import digest_file, source_directory
 from specctl.contract.codec import load_manifest
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.digests import resolve_source as resolve_manifest_path
@@ -105,12 +105,13 @@ def find_tokenizer(source: str | Path | None) -> Path:
     """Return the tokenizer.json that a source or the manifest in the working directory means.
 
     Raises:
-        DiagnosticError: SD424 when there is none; SD119, SD120 for a source that is no directory;
+        DiagnosticError: SD424 when there is none; SD119, SD120 for a source that is no directory,
+            SD136 to SD147 for one on a hub;
             family 7 codes of an unreadable manifest.
     """
     if source is not None:
         path = Path(source).expanduser()
-        directory = path.parent if path.is_file() else resolve_source(source)
+        directory = path.parent if path.is_file() else source_directory(source)
         name = path.name if path.is_file() else TOKENIZER_FILE
         return _existing(directory / name, f"--tokenizer {source}")
     manifest_path = Path(MANIFEST)

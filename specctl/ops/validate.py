@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from specctl.checkpoint import DEFAULT_ACCESS, Access
+from specctl.checkpoint import DEFAULT_ACCESS, Access, is_hub_source
 from specctl.contract.codec import load_manifest, verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.text import printable
@@ -117,7 +117,7 @@ def _judge(
     deep: DeepStep | None,
 ) -> _Judged:
     if item.kind == "manifest":
-        found = check_manifest_file(item.path)
+        found = check_manifest_file(item.path, access=access)
         return _Judged(source=item.path, kind="manifest", diagnostics=found)
     try:
         loaded = load(item.path, access=access)
@@ -185,14 +185,21 @@ def _printable(result: ValidateResult) -> ValidateResult:
     return msgspec.structs.replace(result, source=printable(result.source), target=target)
 
 
-def check_manifest_file(path: str) -> tuple[Diagnostic, ...]:
+def check_manifest_file(path: str, *, access: Access = DEFAULT_ACCESS) -> tuple[Diagnostic, ...]:
     """Return the problems of a manifest file and of the files that it points to."""
     try:
         manifest = load_manifest(path)
     except DiagnosticError as error:
         return error.diagnostics
     directory = Path(path).parent
-    found = verify_digests(manifest, directory) or verify_places(manifest, directory)
+    sections = ("target", manifest.target), ("draft", manifest.draft)
+    on_hubs = {f"manifest#/{n}/source" for n, s in sections if s and is_hub_source(s.source)}
+    found = tuple(d for d in verify_digests(manifest, directory) if d.where not in on_hubs)
+    found = found or verify_places(manifest, directory)
+    if on_hubs:
+        from specctl.ops.hub_manifest import check_hub_sources
+
+        found += check_hub_sources(manifest, access)
     return tuple(
         msgspec.structs.replace(d, where=path + d.where.removeprefix("manifest"))
         if d.where.startswith("manifest#")

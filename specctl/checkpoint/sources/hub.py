@@ -126,11 +126,6 @@ class HubName:
         return f"{self.subfolder}/{name}" if self.subfolder else name
 
 
-def is_hub_source(source: object) -> bool:
-    """Tell whether a source is spelled `hf:...` or `ms:...`."""
-    return isinstance(source, str) and source.startswith(("hf:", "ms:"))
-
-
 def parse_hub_name(source: str) -> HubName:
     """Return the repository that a hub source names.
 
@@ -152,6 +147,16 @@ def parse_hub_name(source: str) -> HubName:
         revision=None if revision is None else revision.replace("%2F", "/").replace("%2f", "/"),
         subfolder=subfolder,
     )
+
+
+def pinned_source(source: str, revision: str | None) -> str:
+    """Return a hub source at another revision, unchanged when that is None.
+
+    Raises:
+        DiagnosticError: SD146.
+    """
+    name = parse_hub_name(source)
+    return name.text(name.revision if revision is None else revision)
 
 
 def _malformed(source: str) -> DiagnosticError:

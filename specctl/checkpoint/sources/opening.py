@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 from specctl.checkpoint.source import resolve_source
-from specctl.checkpoint.sources.hub import HubError, HubName, is_hub_source, parse_hub_name
+from specctl.checkpoint.sources.hub import HubError, HubName, parse_hub_name
 from specctl.checkpoint.sources.local import LocalStore
 from specctl.checkpoint.sources.ranges import Pause, with_retries
 from specctl.checkpoint.sources.store import FileStore
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.digests import is_hub_source
 
 
 def open_store(

@@ -79,6 +79,7 @@ def bench(
     Reports speed, accept length and whether both give the same tokens; exit 1 if they do not.
     """
     from runtime import main
+    from specctl.ops.hub_manifest import local_manifest
 
     if schema:
         output.answer_json(main.bench_json_schema())
@@ -107,9 +108,9 @@ def bench(
         proposer=proposer,
         num_speculative_tokens=num_speculative_tokens,
     )
-    with output.bar("loading") as on_progress:
+    with local_manifest(manifest) as local, output.bar("loading") as on_progress:
         report = main.bench(
-            manifest, engine, settings, on_progress=on_progress, on_diagnostic=output.talk_problem
+            local.path, engine, settings, on_progress=on_progress, on_diagnostic=output.talk_problem
         )
     _write(report, json=json, out=out)
     if report.identical is not None and report.identical.equal != report.identical.total:

@@ -54,6 +54,7 @@ def generate(
 ) -> None:
     """Answer one prompt: the text goes to stdout as it comes, the figures to stderr."""
     from runtime import main
+    from specctl.ops.hub_manifest import local_manifest
 
     if no_speculation and (compare or proposer is not None or num_speculative_tokens):
         raise typer.BadParameter(
@@ -74,7 +75,9 @@ def generate(
         seed=seed,
         has_comparison=compare,
     )
-    with ExitStack() as loading:
+    with ExitStack() as stack:
+        local = stack.enter_context(local_manifest(manifest))
+        loading = stack.enter_context(ExitStack())
         loading.enter_context(output.bar("loading"))
 
         def show_text(text: str) -> None:
@@ -82,7 +85,7 @@ def generate(
             output.answer_part(text)
 
         report = main.generate(
-            manifest, engine, options, on_text=show_text, on_diagnostic=output.talk_problem
+            local.path, engine, options, on_text=show_text, on_diagnostic=output.talk_problem
         )
     output.answer("")
     output.talk("\n".join(summary(report)))

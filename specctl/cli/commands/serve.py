@@ -81,28 +81,30 @@ def serve(
     exit 0.
     """
     from runtime import main
+    from specctl.ops.hub_manifest import local_manifest
 
-    main.serve(
-        manifest,
-        main.EngineOptions(
-            device=device,
-            dtype=dtype,
-            proposer=proposer,
-            num_speculative_tokens=num_speculative_tokens,
-            max_model_len=max_model_len,
-            max_num_requests=max_num_requests,
-            max_num_waiting=max_num_waiting,
-            max_num_batched_tokens=max_num_batched_tokens,
-            num_kv_blocks=num_kv_blocks,
-            kv_memory_fraction=kv_memory_fraction,
-            enable_prefix_cache=prefix_cache,
-        ),
-        main.ServeOptions(
-            host=host,
-            port=port,
-            model_name=model_name,
-            grace_s=grace_s,
-            log_level=None if log_level is None else log_level.value,
-        ),
-        on_diagnostic=output.talk_diagnostic,
-    )
+    with local_manifest(manifest) as local:
+        main.serve(
+            local.path,
+            main.EngineOptions(
+                device=device,
+                dtype=dtype,
+                proposer=proposer,
+                num_speculative_tokens=num_speculative_tokens,
+                max_model_len=max_model_len,
+                max_num_requests=max_num_requests,
+                max_num_waiting=max_num_waiting,
+                max_num_batched_tokens=max_num_batched_tokens,
+                num_kv_blocks=num_kv_blocks,
+                kv_memory_fraction=kv_memory_fraction,
+                enable_prefix_cache=prefix_cache,
+            ),
+            main.ServeOptions(
+                host=host,
+                port=port,
+                model_name=model_name or local.target_name,
+                grace_s=grace_s,
+                log_level=None if log_level is None else log_level.value,
+            ),
+            on_diagnostic=output.talk_diagnostic,
+        )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from container_files import safetensors_bytes, table
 
 from specctl.checkpoint import Checkpoint, open_checkpoint
+from tests.hub_clients import SMALL, need_modelscope, point_clients
+from tests.mock_hub import MockHub, Repo, serving
 
 
 @pytest.fixture
@@ -45,3 +47,21 @@ def sharded(directory: Path) -> Callable[..., Checkpoint]:
         return open_checkpoint(directory)
 
     return build
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockHub]:
+    """A hub with `org/small`, which both clients are pointed at, without any login."""
+    with serving({"org/small": Repo(files=dict(SMALL))}) as server:
+        point_clients(server, tmp_path, monkeypatch)
+        yield server
+
+
+@pytest.fixture(params=["hf", "ms"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "ms":
+        need_modelscope()
+        import modelscope_hub._legacy_api as client
+
+        monkeypatch.setattr(client, "REPO_TREE_PAGE_RETRY_MAX_DELAY_SECONDS", 0)
+    return str(request.param)

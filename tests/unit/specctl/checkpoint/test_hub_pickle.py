@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specctl.checkpoint import open_checkpoint
-from tests.mock_hub import MockHub, Repo, need_modelscope, point_clients, serving
+from tests.mock_hub import MockHub, Repo
 
 torch = pytest.importorskip("torch", reason="torch writes the archives that are read here")
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockHub]:
-    with serving({}) as server:
-        point_clients(server, tmp_path, monkeypatch)
-        yield server
-
-
-@pytest.fixture(params=["hf", "ms"])
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "ms":
-        need_modelscope()
-    return str(request.param)
 
 
 def state_file(num_tensors: int, size: int) -> bytes:
