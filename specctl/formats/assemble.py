@@ -14,7 +14,7 @@ from specctl.draft import Algorithm, DraftCheckpoint
 from specctl.formats.aux_layers import AuxFacts
 from specctl.formats.fields import CONFIG, Fields, Findings
 from specctl.formats.names import Matched
-from specctl.formats.tokenizer import target_ids
+from specctl.formats.tokenizer import read_ids
 from specctl.formats.vocabulary import VocabularyFacts
 
 
@@ -77,8 +77,8 @@ def assemble(
     report_remote_code(root)
     architectures = root.texts("architectures")
     hidden_size = layers.integer("hidden_size")
-    bos = next(iter(target_ids(layers.raw("bos_token_id"))), None)
-    eos = tuple(sorted(set(target_ids(layers.raw("eos_token_id")))))
+    begin = read_ids(layers.raw("bos_token_id"), layers.where("bos_token_id"), findings)
+    end = read_ids(layers.raw("eos_token_id"), layers.where("eos_token_id"), findings)
     unknown = report_unknown_fields(findings)
     findings.read("draft", CONFIG)
     findings.read("draft.tensors", "tensor names")
@@ -118,8 +118,8 @@ def assemble(
         d2t=vocabulary.d2t,
         t2d=vocabulary.t2d,
         draft_to_target=vocabulary.draft_to_target,
-        bos_token_id=bos,
-        eos_token_ids=eos,
+        bos_token_id=next(iter(begin), None),
+        eos_token_ids=tuple(sorted(set(end))),
         details=MappingProxyType(dict(details)),
         roles=roles,
         sizes=MappingProxyType(dict(sizes)),

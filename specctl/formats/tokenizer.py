@@ -12,7 +12,7 @@ import msgspec
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import DiagnosticError
-from specctl.formats.fields import CONFIG, Findings
+from specctl.formats.fields import CONFIG, MAX_INTEGER, Findings
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -70,13 +70,16 @@ def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts
     end_token = _json(checkpoint, TOKENIZER_CONFIG, findings).get("eos_token")
     text = end_token.get("content") if isinstance(end_token, dict) else end_token
     named = added.get(text, vocabulary.get(text)) if isinstance(text, str) else None
-    stated = (config.get("eos_token_id"), generation.get("eos_token_id"), named)
-    end_ids = {target_id for value in stated for target_id in target_ids(value)}
     where = f"{CONFIG}#/eos_token_id"
+    end_ids = {
+        *read_ids(config.get("eos_token_id"), where, findings),
+        *read_ids(generation.get("eos_token_id"), f"{GENERATION_CONFIG}#/eos_token_id", findings),
+        *target_ids(named),
+    }
     findings.derived(
         "target.eos_token_ids", where, "end ids of config, generation config and tokenizer"
     )
-    begin = target_ids(config.get("bos_token_id"))
+    begin = read_ids(config.get("bos_token_id"), f"{CONFIG}#/bos_token_id", findings)
     return TokenizerFacts(
         size=size,
         digest=checkpoint.file_digest(TOKENIZER) if tokenizer is not None else None,
@@ -98,8 +101,26 @@ def token_ids(checkpoint: Checkpoint) -> Mapping[str, int] | None:
 
 def target_ids(value: object) -> tuple[int, ...]:
     """Return a config's id or list of ids, without what is no id."""
+    return tuple(item for item in _integers(value) if 0 <= item <= MAX_INTEGER)
+
+
+def read_ids(value: object, where: str, findings: Findings) -> tuple[int, ...]:
+    """Return `target_ids` of a field; a number that no vocabulary has is SD207."""
+    largest = max(_integers(value), default=0)
+    if largest > MAX_INTEGER:
+        findings.add(
+            "SD207",
+            where=where,
+            message="the id is larger than any vocabulary",
+            expected=f"at most {MAX_INTEGER}",
+            found=largest if largest < 1 << 64 else "2^64 or more",
+        )
+    return target_ids(value)
+
+
+def _integers(value: object) -> tuple[int, ...]:
     items = value if isinstance(value, list) else [value]
-    return tuple(item for item in items if type(item) is int and item >= 0)
+    return tuple(item for item in items if type(item) is int)
 
 
 def _decode(checkpoint: Checkpoint, findings: Findings) -> _Tokenizer | None:
