@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint, TensorEntry
 from specctl.checks.freshness import fresh_law
+from specctl.checks.quantization import SCALES
 from specctl.checks.scan import Scan, is_scannable, scan
 from specctl.contract.diagnostics import Diagnostic, diagnose
 
@@ -67,7 +68,7 @@ def check_numbers(reading: Reading, progress: Progress | None = None) -> Iterato
 
 
 def _check(entry: TensorEntry, seen: Scan, reading: Reading) -> Iterator[Diagnostic]:
-    is_matrix = len(entry.shape) > 1
+    is_matrix = len(entry.shape) > 1 and not entry.key.endswith(SCALES)
     if seen.num_nonfinite:
         yield _not_finite(entry, seen)
     elif seen.is_zero:

@@ -29,7 +29,8 @@ _WEIGHT = ".weight"
 _PACKED_WEIGHT = ".weight_packed"
 _WEIGHT_SCALES = (".weight_scale", ".weight_scale_inv", ".scale", ".weight.absmax")
 _OTHER_SCALES = (".weight_scale_2", ".weight_global_scale", ".input_scale", ".input_global_scale")
-_SCALES = (*_WEIGHT_SCALES, *_OTHER_SCALES)
+SCALES = (*_WEIGHT_SCALES, *_OTHER_SCALES)
+_ABSMAX = _WEIGHT_SCALES[3]  # of bitsandbytes, which flattens the weight
 _WEIGHTS = (_WEIGHT, _PACKED_WEIGHT)
 _MAX_COST = 400_000_000  # characters of expressions times characters of modules; about a second
 _PROJECTIONS = tuple(
@@ -95,7 +96,9 @@ def check_inheritance(
 
 
 def _is_quantised(entry: TensorEntry) -> bool:
-    return entry.dtype in QUANTISED_DTYPES and entry.key.endswith(_WEIGHTS)
+    if entry.key.endswith(_PACKED_WEIGHT):
+        return True
+    return entry.dtype in QUANTISED_DTYPES and entry.key.endswith(_WEIGHT)
 
 
 def _stem(key: str) -> str:
@@ -168,14 +171,14 @@ def _check_scales(
                 found=list(scale.shape),
             )
     for key, entry in tensors.items():
-        if key not in paired and key.endswith(_SCALES):
+        if key not in paired and key.endswith(SCALES):
             yield from _check_scale(key, entry, tensors)
 
 
 def _check_scale(
     key: str, entry: TensorEntry, tensors: Mapping[str, TensorEntry]
 ) -> Iterator[Diagnostic]:
-    suffix = next(s for s in _SCALES if key.endswith(s))
+    suffix = next(s for s in SCALES if key.endswith(s))
     stem = key.removesuffix(suffix)
     weight = tensors.get(stem + _WEIGHT)
     if weight is not None and weight.dtype in QUANTISED_DTYPES:
@@ -196,8 +199,8 @@ def _check_scale(
 
 
 def _is_divided(weight: TensorEntry, scale: TensorEntry, block: tuple[int, int] | None) -> bool:
-    if math.prod(scale.shape) == 1:
-        return True
+    if math.prod(scale.shape) == 1 or weight.dtype == "I32" or scale.key.endswith(_ABSMAX):
+        return True  # how many elements an I32 packs is not written in the tensor
     if len(weight.shape) < 2:
         return scale.shape == weight.shape
     rows, columns = weight.shape[-2:]

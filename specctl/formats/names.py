@@ -49,6 +49,7 @@ SCALE_SUFFIXES = (
     "weight_shape",
     "input_scale",
     "input_global_scale",
+    "activation_scale",
     "k_scale",
     "v_scale",
     "scale",

@@ -88,6 +88,14 @@ def test_groups_of_compressed_tensors() -> None:
     assert declared.block == (1, 16)
 
 
+def test_layouts_whose_shapes_say_nothing_are_not_measured() -> None:
+    method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    packed = {f"{Q}.weight_packed": ("I32", (256, 64)), f"{Q}.weight_scale": ("BF16", (256, 16))}
+    assert found(stored(packed, {"quantization_config": method})) == []
+    flat = {f"{Q}.weight": ("U8", (65536, 1)), f"{Q}.weight.absmax": ("F32", (2048,))}
+    assert found(stored(flat, {"quantization_config": {"quant_method": "bitsandbytes"}})) == []
+
+
 def test_named_targets_leave_other_modules_plain() -> None:
     group = {"targets": ["re:.*experts.*"], "weights": {"num_bits": 8}}
     method = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
