@@ -57,6 +57,9 @@ def inspect_text(report: InspectReport, *, color: bool = False, width: int | Non
         page.aux_hidden(report.aux_hidden)
     page.shared("embedding", report.sharing.embedding)
     page.shared("head", report.sharing.head)
+    page.by(report.sharing.head_decided_by)
+    for decoy in report.sharing.decoys:
+        page.row("", f"passed over: {_tensor(decoy)}")
     page.details(report.details)
     if report.bundled is not None:
         page.bundled(report.bundled)

@@ -40,12 +40,13 @@ def _rows(report: InspectReport) -> Iterator[tuple[str, str]]:
     yield "Vocabulary", _vocabulary(report.vocabulary)
     if report.aux_hidden is not None:
         yield "Captured states", _aux_hidden(report.aux_hidden)
-    for label, shared in (
-        ("Embedding", report.sharing.embedding),
-        ("Head", report.sharing.head),
-    ):
-        if shared is not None:
-            yield label, _shared(shared)
+    sharing = report.sharing
+    if sharing.embedding is not None:
+        yield "Embedding", _shared(sharing.embedding)
+    if sharing.head is not None:
+        yield "Head", _shared(sharing.head) + _by(sharing.head_decided_by)
+    if sharing.decoys:
+        yield "Passed over", "".join(f"<p>{_tensor(ref)}</p>" for ref in sharing.decoys)
     if report.details:
         yield "Details", _values(*report.details.items())
     if report.bundled is not None:
