@@ -10,6 +10,7 @@ import pytest
 from specctl import checks, formats
 from specctl.checkpoint import open_checkpoint
 from specctl.draft import DraftCheckpoint
+from specctl.ops.convert import convert
 
 ROOT = Path(__file__).resolve().parents[4]
 SHARED = Path(os.environ.get("SPECCTL_SHARED", ROOT.parent / "shared")) / "models"
@@ -84,3 +85,17 @@ def test_mtp_follows_layer_30_and_shares_embedding_and_head() -> None:
     )
     assert sharing.head == "target"
     assert len(read.tensors) == 13
+
+
+def test_the_real_draft_is_written_as_its_other_layout_byte_for_byte(tmp_path: Path) -> None:
+    for name in NAMES[:2]:
+        draft(name)
+    out = tmp_path / "out"
+    report = convert(str(SHARED / NAMES[0]), to="specforge-eagle3", out=str(out))
+    assert report.state == "written"
+    ours, theirs = open_checkpoint(out), open_checkpoint(SHARED / NAMES[1])
+    assert sorted(ours.tensors) == sorted(theirs.tensors)
+    for key in theirs.tensors:
+        assert ours.read_bytes(key) == theirs.read_bytes(key)
+    assert ours.config is not None
+    assert ours.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 14, 26]
