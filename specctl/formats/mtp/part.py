@@ -107,12 +107,13 @@ def find_part(family: MtpFamily, keys: Iterable[str]) -> MtpPart | None:
     """Return the family's prediction layers among the keys, None without any."""
     listed = list(keys)
     patterns = _patterns(family)
-    root = next((root for root in family.roots if _shows(root, patterns, listed)), None)
+    marked = _marked(family, listed)
+    root = next((root for root in family.roots if _shows(root, patterns, marked)), None)
     if root is None:
         return None
     parsed = {
         key: found
-        for key in _candidates(family, root, listed)
+        for key in _candidates(family, root, listed, marked)
         if (found := _parse(family, patterns, key[len(root) :])) is not None
     }
     fused = [i for name, i in parsed.values() if name == family.fuse_roles[0]]
@@ -128,13 +129,26 @@ def find_part(family: MtpFamily, keys: Iterable[str]) -> MtpPart | None:
     )
 
 
-def _candidates(family: MtpFamily, root: str, keys: list[str]) -> list[str]:
-    """Return the keys that are worth parsing: a trunk of 90,000 tensors is passed over."""
+def _mark_ends(family: MtpFamily) -> tuple[str, ...]:
+    """Return how the keys end that only prediction layers have, for layers behind a trunk."""
+    marks = {*family.fuse_roles, "embedding_norm", "hidden_norm"}
+    return tuple(key.rpartition("{i}")[2] for role, key in family.names if role in marks)
+
+
+def _marked(family: MtpFamily, keys: list[str]) -> list[str]:
+    """Return the keys that can show the layout: a trunk of 90,000 tensors is passed over."""
+    if not family.is_after_trunk:
+        return keys
+    ends = _mark_ends(family)
+    return [key for key in keys if key.endswith(ends)]
+
+
+def _candidates(family: MtpFamily, root: str, keys: list[str], marked: list[str]) -> list[str]:
+    """Return the keys that are worth parsing."""
     if not family.is_after_trunk:
         return [key for key in keys if key.startswith(root)]
-    marks = {*family.fuse_roles, "embedding_norm", "hidden_norm"}
-    ends = tuple(key.rpartition("{i}")[2] for role, key in family.names if role in marks)
-    owners = {key[: -len(end)] for key in keys for end in ends if key.endswith(end)}
+    ends = _mark_ends(family)
+    owners = {key[: -len(end)] for key in marked for end in ends if key.endswith(end)}
     prefixes = tuple(f"{owner}." for owner in owners if owner.startswith(root))
     return [key for key in keys if key.startswith(prefixes)]
 
