@@ -14,6 +14,7 @@ import msgspec
 from specctl.cli import output, render
 from specctl.cli.inspect_text import counts_text
 from specctl.cli.output import Format
+from specctl.cli.wrapping import wrapped
 from specctl.ops.places import Place, find_places
 from specctl.ops.report import (
     FindingLine,
@@ -42,7 +43,7 @@ def _human(report: ValidateReport) -> _Lines:
         return
     color, width = output.has_color(sys.stdout), output.width(sys.stdout)
     for result in report.results:
-        yield _headline(result)
+        yield "\n".join(wrapped(_headline(result), width, rest="   "))
         for item in result.diagnostics:
             yield render.human(diagnostic_of(item), color=color, width=width)
     if len(report.results) > 1 or report.num_ignored:
@@ -67,13 +68,15 @@ def _headline(result: ValidateResult) -> str:
 
 
 def _expected(report: ValidateReport) -> _Lines:
-    mismatches = report.mismatches or ()
+    mismatches, width = report.mismatches or (), output.width(sys.stdout)
     for mismatch in mismatches:
-        yield f"{mismatch.source}: {mismatch.problem}"
+        lines = wrapped(f"{mismatch.source}: {mismatch.problem}", width, rest="   ")
         if mismatch.expected is not None:
             found = "nothing" if mismatch.found is None else " ".join(mismatch.found) or "no code"
-            yield f"   expected: {' '.join(mismatch.expected) or 'no code'}"
-            yield f"      found: {found}"
+            expected = " ".join(mismatch.expected) or "no code"
+            lines += wrapped(expected, width, first="   expected: ", rest=" " * 13)
+            lines += wrapped(found, width, first="      found: ", rest=" " * 13)
+        yield "\n".join(lines)
     yield f"{len(report.results)} fixtures, {len(mismatches)} different from the list"
 
 

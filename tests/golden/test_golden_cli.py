@@ -137,7 +137,7 @@ def test_text_in_a_terminal(
     compare(EXPECTED / f"{name}-{columns}.txt", out)
     for line in out.splitlines():
         # A place or a name without a space is left whole, so that it can be copied.
-        is_whole = line.startswith(("  -->", "source ", "target ", "fixtures/"))
+        is_whole = line.startswith(("  -->", "source ", "target "))
         longest = max(map(len, line.split()))
         assert len(line) <= columns or is_whole or longest > columns - 15, line
 
