@@ -149,7 +149,7 @@ class _State:
             )
         top = piece if size == 1 else piece[size - 1 :: size]
         marks = _TOP_BYTES[self._dtype]
-        if any(top.count(mark) for mark in marks):
+        if any(mark in top for mark in marks):  # a search, which is faster than a count
             self._count(piece, top, marks)
         self._seen += len(piece) // size
 
