@@ -33,8 +33,10 @@ ALIASES: Mapping[str, Mapping[Algorithm, str]] = MappingProxyType(
     {
         "speculators": _SPECULATORS,
         "eagle3": {"eagle3": "safeailab-eagle3"},
-        "specforge": {"eagle3": "specforge-eagle3"},
-        "modelopt": {"eagle3": "modelopt-eagle3"},
+        "dflash": {"dflash": "zlab-dflash", "dflash2": "zlab-dflash2"},
+        "dspark": {"dspark": "deepspec-dspark"},
+        "specforge": {"eagle3": "specforge-eagle3", "dspark": "deepspec-dspark"},
+        "modelopt": {"eagle3": "modelopt-eagle3", "dspark": "modelopt-dspark"},
     }
 )
 """Alias -> algorithm -> format."""

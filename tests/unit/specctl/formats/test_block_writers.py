@@ -13,6 +13,7 @@ from specctl.checkpoint import open_checkpoint
 from specctl.draft import DraftCheckpoint
 from specctl.ops.convert import convert
 from specctl.ops.convert_report import ConvertReport
+from specctl.ops.draft_parts import Given
 from tests.unit.specctl.formats.edits import CHECKPOINTS
 
 TARGET = CHECKPOINTS / "hf-llama-tiny"
@@ -197,6 +198,17 @@ def test_embedding_and_head_are_losses_with_names(tmp_path: Path) -> None:
     assert report.state == "refused"
     names = {d.expected for d in report.diagnostics if d.code == "SD601"}
     assert names <= {"--allow embedding", "--allow head"}
+
+
+def test_fewer_tokens_than_the_block_offers_are_a_loss_with_a_name(tmp_path: Path) -> None:
+    source, out = CHECKPOINTS / "speculators-dflash2-clean", tmp_path / "out"
+    given = Given(num_speculative_tokens=3)
+    options: dict[str, Any] = {"target": str(TARGET), "given": given}
+    assert refused(source.name, "dflash", out, **options) == {"SD601"}
+    written(source, "dflash", out, allow=("token-count",), **options)
+    geometry = read(out).geometry
+    assert geometry is not None
+    assert geometry.num_speculative_tokens == 4
 
 
 def test_a_mask_vector_goes_with_the_weights(tmp_path: Path) -> None:
