@@ -41,6 +41,15 @@ CLEAN = (
     "safeailab-eagle3-clean",
     "deepseek-mtp-clean",
 )
+FUZZED = (
+    *CLEAN,
+    "hf-glm45-mtp",
+    "hf-nemotron-h-mtp",
+    "hf-qwen35-moe-mtp",
+    "qwen-mtp-clean",
+    "speculators-mtp-experts",
+    "gemma4-assistant-ordered",
+)
 QUICK = settings(max_examples=60, deadline=None)
 JSON_VALUES = st.recursive(
     st.none()
@@ -62,6 +71,13 @@ KEYS = st.sampled_from(
         "markov_head.markov_w1.weight",
         "confidence_head.proj.weight",
         "mtp_layers.0.input_proj.weight",
+        "mtp.fc.weight",
+        "mtp.pre_fc_norm_hidden.weight",
+        "mtp.0.e_proj.weight",
+        "mtp.layers.0.eh_proj.weight",
+        "model.mtp.layers.0.enorm.weight",
+        "model.mtp_layers.0.input_proj.weight",
+        "pre_projection.weight",
         "model.layers.0.self_attn.q_proj.weight",
         "model.layers.8.eh_proj.weight",
         "model.embed_tokens.weight",
@@ -99,6 +115,8 @@ def judge(checkpoint: Checkpoint) -> None:
     else:
         target = formats.read_target(checkpoint)
         checks.check_target(target)
+        if detection.bundled is not None:
+            checks.check_draft(formats.read_draft(checkpoint, detection))
         target.to_target(source=".", revision=None)
 
 
@@ -178,7 +196,7 @@ def test_detection_is_total_and_unique(keys: list[str], config: dict[str, Any]) 
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(CLEAN), st.data())
+@given(st.sampled_from(FUZZED), st.data())
 def test_no_config_makes_a_reader_or_check_fail(name: str, data: st.DataObject) -> None:
     checkpoint = opened(name)
     config = json.loads(json.dumps(checkpoint.config))
@@ -203,7 +221,7 @@ def test_no_config_makes_a_reader_or_check_fail(name: str, data: st.DataObject) 
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(CLEAN), st.data())
+@given(st.sampled_from(FUZZED), st.data())
 def test_no_tensor_table_makes_a_reader_or_check_fail(name: str, data: st.DataObject) -> None:
     checkpoint = opened(name)
     tensors = dict(checkpoint.tensors)
