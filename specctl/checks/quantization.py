@@ -172,27 +172,24 @@ def _check_scales(
             )
     for key, entry in tensors.items():
         if key not in paired and key.endswith(SCALES):
-            yield from _check_scale(key, entry, tensors)
+            suffix = next(s for s in SCALES if key.endswith(s))
+            stem = key.removesuffix(suffix)
+            weights = (tensors.get(stem + s) for s in _WEIGHTS)
+            if not any(weight is not None and _is_quantised(weight) for weight in weights):
+                yield from _check_lone_scale(entry, stem, suffix, tensors)
 
 
-def _check_scale(
-    key: str, entry: TensorEntry, tensors: Mapping[str, TensorEntry]
+def _check_lone_scale(
+    entry: TensorEntry, stem: str, suffix: str, tensors: Mapping[str, TensorEntry]
 ) -> Iterator[Diagnostic]:
-    suffix = next(s for s in SCALES if key.endswith(s))
-    stem = key.removesuffix(suffix)
-    weight = tensors.get(stem + _WEIGHT)
-    if weight is not None and weight.dtype in QUANTISED_DTYPES:
-        return
     weights = [tensors[stem + s] for s in _WEIGHTS if stem + s in tensors]
-    if any(_is_quantised(other) for other in weights):
-        return
     if not weights and suffix == ".scale":
         return  # also the name of a norm or a soft cap in some targets
     state = f"is {weights[0].dtype}" if weights else "is not stored"
     yield diagnose(
         "SD512",
         where=entry.describe(),
-        message=f"`{key}` is a scale, and `{stem}{_WEIGHT}` {state}",
+        message=f"`{entry.key}` is a scale, and `{stem}{_WEIGHT}` {state}",
         expected="a quantised weight",
         found=weights[0].dtype if weights else "nothing",
     )
