@@ -2,10 +2,10 @@
 
 Invariants: a directory is a checkpoint when it holds config.json or weight files, and is not walked
 further; any other directory is walked in sorted order. A file of a checkpoint that is named stands
-for its directory; any other named YAML or JSON file is a manifest, in a walk only a YAML file with
-a `schema_version` key. Patterns (`*`, `?`, `[...]`, `**`) that the shell left alone are expanded
-here. Hidden entries are skipped; links to directories are followed only when named. Whatever is
-found in two ways is returned once.
+for its directory; a named YAML file is a manifest, and so is a JSON file that is no part of a
+checkpoint; in a walk only a YAML file with a `schema_version` key. Patterns (`*`, `?`, `[...]`,
+`**`) that the shell left alone are expanded here. Hidden entries are skipped; links to directories
+are followed only when named. Whatever is found in two ways is returned once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
+_YAML = (".yaml", ".yml")
 EXPECTATION_NAME = "expected.yaml"
 _WEIGHT_SUFFIXES = (
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf"
@@ -79,11 +79,14 @@ def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Foun
 
 def _named_file(path: Path, source: str) -> tuple[Found, ...]:
     """Return the checkpoint that a file belongs to, or the manifest that it is."""
-    is_text = path.suffix in MANIFEST_SUFFIXES
+    manifest = (Found(path=source, kind="manifest"),)
+    if path.suffix in _YAML or path.name == "manifest.json":
+        return manifest
+    is_json = path.suffix == ".json"
     is_inside = _is_walkable(path.parent) and is_checkpoint(path.parent)
-    if is_inside and not (is_text and has_version(path)):
+    if is_inside and not (is_json and has_version(path)):
         return (Found(path=str(path.parent), kind="checkpoint"),)
-    return (Found(path=source, kind="manifest"),) if is_text else ()
+    return manifest if is_json else ()
 
 
 def _matched(path: Path, listed: frozenset[str]) -> Iterator[Found]:
@@ -135,7 +138,7 @@ def _walk(directory: Path, listed: frozenset[str]) -> Iterator[Found]:
 
 
 def _is_manifest(path: Path) -> bool:
-    if path.suffix not in (".yaml", ".yml") or path.name == EXPECTATION_NAME:
+    if path.suffix not in _YAML or path.name == EXPECTATION_NAME:
         return False
     return has_version(path)
 

@@ -193,20 +193,18 @@ def test_a_file_of_a_checkpoint_stands_for_its_directory(
     (directory / "README.md").write_text("# model\n")
     (directory / "merge.yaml").write_text("a: 1\n")
     (directory / "manifest.yaml").write_text("schema_version: 1\n")
-    (directory / "manifest.json").write_text('{"schema_version": 1}\n')
+    (directory / "manifest.json").write_text("{}\n")
+    (directory / "served.json").write_text('{"schema_version": 1}\n')
     monkeypatch.chdir(tmp_path)
     name = "hf-llama-sharded"
     inside = sorted(p.name for p in directory.iterdir())
-    manifests = {"manifest.yaml", "manifest.json"}
+    manifests = {"manifest.yaml", "manifest.json", "merge.yaml", "served.json"}
     for file in inside:
-        wanted = (f"{name}/{file}", "manifest") if file in manifests else (name, "checkpoint")
-        assert found_in(f"{name}/{file}") == [wanted], file
+        only = (f"{name}/{file}", "manifest") if file in manifests else (name, "checkpoint")
+        assert found_in(f"{name}/{file}") == [only], file
     every = found_in(*(f"{name}/{file}" for file in inside), name, f"./{name}/", str(directory))
-    assert sorted(every) == [
-        (name, "checkpoint"),
-        (f"{name}/manifest.json", "manifest"),
-        (f"{name}/manifest.yaml", "manifest"),
-    ], "each once, whatever it is called"
+    wanted = [(f"{name}/{file}", "manifest") for file in sorted(manifests)]
+    assert sorted(every) == [(name, "checkpoint"), *wanted], "each once, whatever it is called"
     monkeypatch.chdir(directory)
     assert found_in("config.json") == [(".", "checkpoint")]
     report = validate(["config.json"])
