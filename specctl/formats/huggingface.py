@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
+
 from specctl.checkpoint import Checkpoint, TensorEntry, tensor_place
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import TARGET_ROLES, generic_role
@@ -137,7 +139,11 @@ def _whole(
         unmapped=stack.unmapped,
         files=checkpoint.files,
         origins=MappingProxyType(dict(findings.origins)),
-        diagnostics=tuple(findings.diagnostics),
+        # What the runtime does not run is no fault of a target; `specctl manifest` refuses it.
+        diagnostics=tuple(
+            msgspec.structs.replace(d, severity="info") if d.code == "SD203" else d
+            for d in findings.diagnostics
+        ),
     )
 
 
@@ -272,7 +278,6 @@ def _report_decoy(entry: TensorEntry, findings: Findings) -> None:
 def _report_architecture(root: Fields, architecture: str) -> None:
     root.findings.add(
         "SD203",
-        severity="info",
         where=root.where("architectures"),
         message=f"the runtime of this version does not run targets of architecture "
         f"`{architecture or 'unstated'}`; embedding, head and bundled layers are listed",

@@ -8,6 +8,7 @@ from specctl.checkpoint import tensor_place
 from specctl.checks.quantization import QUANTISED_DTYPES
 from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.roles import ALWAYS, OPTIONAL, ROLES_BY_ALGORITHM, find_role
 from specctl.draft import DraftCheckpoint, TargetCheckpoint, served_algorithm
 from specctl.formats.model_types import ARCHITECTURES
 
@@ -21,16 +22,20 @@ def target_not_served(target: TargetCheckpoint, source: str) -> Iterator[Diagnos
         target: as read; a supported one with a missing dimension has its own errors.
         source: as the user wrote it.
     """
-    if target.decoder is not None or target.architecture in ARCHITECTURES:
+    if target.decoder is not None:
+        return
+    notes = [d.message for d in target.diagnostics if d.code == "SD203"]
+    if not notes:
         return
     layers = "an unknown number of" if target.num_layers is None else target.num_layers
     yield diagnose(
         "SD716",
         where=f"{source}/config.json#/architectures",
-        message=f"targets of architecture `{target.architecture or 'unstated'}` ({layers} layers, "
-        f"hidden size {target.hidden_size}) are not served",
+        message=f"this target of architecture `{target.architecture or 'unstated'}` ({layers} "
+        f"layers, hidden size {target.hidden_size}) is not served",
         expected=", ".join(ARCHITECTURES),
         found=target.architecture or "nothing",
+        notes=notes,
     )
 
 
@@ -60,6 +65,31 @@ def draft_not_served(draft: DraftCheckpoint, source: str) -> Iterator[Diagnostic
             expected="dense layers of the llama, mistral, qwen2 or qwen3 family",
             found=_kind(draft),
         )
+    else:
+        yield from _other_parts(draft, where)
+
+
+def _other_parts(draft: DraftCheckpoint, where: str) -> Iterator[Diagnostic]:
+    """Yield SD716 for a variant of a served algorithm: parts more, or parts less."""
+    table = ROLES_BY_ALGORITHM[draft.algorithm]
+    more = [
+        role
+        for role in draft.tensors
+        if find_role(role, draft.roles) and not find_role(role, table)
+    ]
+    optional = {role.name for role in draft.roles if role.when == OPTIONAL}
+    always = [role.name for role in table if role.when == ALWAYS and "{i}" not in role.name]
+    less = [role for role in always if role in optional and role not in draft.tensors]
+    for role, text in ((more[:1], "has"), (less[:1], "lacks")):
+        if role:
+            yield diagnose(
+                "SD716",
+                where=where,
+                message=f"this {draft.algorithm} draft ({draft.format}) {text} `{role[0]}`, which "
+                "the runtime's layers do not allow",
+                expected=f"the parts of {draft.algorithm}",
+                found=f"{len(more)} tensors more, {len(less)} less",
+            )
 
 
 def quantised_not_served(

@@ -252,3 +252,6 @@ def test_targets_of_any_architecture_are_read_without_an_error() -> None:
         assert not [d for d in loaded.diagnostics if d.severity != "info"], name
     read = target("hf-gpt2-unsupported")
     assert [d.severity for d in read.diagnostics if d.code == "SD203"] == ["info"]
+    odd = target("hf-llama-clean", {"layer_types": ["linear_attention"] * 8})
+    assert [d.severity for d in odd.diagnostics if d.code == "SD203"] == ["info"]
+    assert odd.decoder is None
