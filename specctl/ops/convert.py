@@ -21,6 +21,7 @@ from specctl.convert.layout import DEFAULT_SHARD_BYTES, json_bytes, plan_layout
 from specctl.convert.losses import general_losses, judge_losses
 from specctl.convert.provenance import provenance_record, tensor_origin
 from specctl.convert.reading import Moved
+from specctl.convert.shared import settle_shared
 from specctl.convert.side_files import side_files
 from specctl.convert.verify import OPEN_FACTS, check_written, unused_tensors
 from specctl.convert.vocabulary import full, reduced
@@ -164,8 +165,9 @@ def write_draft(
     name = target_name or parts.draft.target_name or parts.target_source
     request = WriteRequest(draft=parts.draft, target=parts.target, target_name=name)
     written = transform(entry.write(request))
+    lost = settle_shared(written.diagnostics, parts.draft, parts.target, parts.checkpoints)
     own = located(
-        (*written.diagnostics, *general_losses(parts.draft)),
+        (*lost, *general_losses(parts.draft)),
         parts.source,
         target=parts.target_source,
     )

@@ -83,7 +83,7 @@ def test_facts_and_bytes_survive_a_conversion_and_the_way_back(
     assert own is not None
     there, back, direct = tmp_path / "there", tmp_path / "back", tmp_path / "direct"
     written(source, to, there, target=str(TARGET))
-    written(there, own, back, target=str(TARGET), allow=_losses(there, own))
+    written(there, own, back, target=str(TARGET))
     written(source, own, direct, target=str(TARGET))
     first, second, last = read(source), read(there), read(back)
     for fact in FACTS:
@@ -96,13 +96,6 @@ def test_facts_and_bytes_survive_a_conversion_and_the_way_back(
     if first.target_name is None:  # the way through Speculators had to name the target
         config.pop("target_model_name_or_path", None)
     assert config == _config(direct)
-
-
-def _losses(there: Path, own: str) -> tuple[str, ...]:
-    """Return the losses of the way back: z-lab has no place for what the way there added."""
-    if not own.startswith("zlab"):
-        return ()
-    return tuple(sorted(SHARED & set(read(there).tensors)))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -191,13 +184,24 @@ def test_what_a_dialect_cannot_hold_is_refused(
     assert refused(name, to, tmp_path / "out", **options) == codes
 
 
-def test_embedding_and_head_are_losses_with_names(tmp_path: Path) -> None:
-    full = tmp_path / "full"
+def test_a_copy_of_the_targets_embedding_is_no_loss_and_another_one_is(tmp_path: Path) -> None:
+    full, out = tmp_path / "full", tmp_path / "out"
     written(CHECKPOINTS / "zlab-dflash-clean", "speculators-dflash", full, target=str(TARGET))
-    report = convert(str(full), to="zlab-dflash", out=str(tmp_path / "out"), target=None)
-    assert report.state == "refused"
-    names = {d.expected for d in report.diagnostics if d.code == "SD601"}
-    assert names <= {"--allow embedding", "--allow head"}
+    report = written(full, "zlab-dflash", out, target=str(TARGET))
+    lost = [d for d in report.diagnostics if d.code == "SD601"]
+    assert [d.severity for d in lost] == ["info", "info"]
+    assert set(read(out).tensors) & SHARED == set()
+
+    own = read(full).tensors["embedding"]
+    raw = bytearray((full / own.file).read_bytes())
+    raw[own.end - 1] ^= 1
+    (full / own.file).write_bytes(raw)
+    refusal = convert(str(full), to="zlab-dflash", out=str(tmp_path / "no"), target=str(TARGET))
+    assert refusal.state == "refused"
+    errors = [d for d in refusal.diagnostics if d.severity == "error"]
+    assert [(d.code, d.expected) for d in errors] == [("SD601", "--allow embedding")]
+    allowed = ("embedding",)
+    written(full, "zlab-dflash", tmp_path / "yes", target=str(TARGET), allow=allowed)
 
 
 def test_fewer_tokens_than_the_block_offers_are_a_loss_with_a_name(tmp_path: Path) -> None:
