@@ -13,7 +13,8 @@ from specctl.checkpoint import tensor_place
 from specctl.checks.places import fact_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import TensorRef
-from specctl.draft import DraftCheckpoint, decide_map_encoding
+from specctl.contract.map_encoding import decide_map_encoding
+from specctl.draft import DraftCheckpoint
 
 
 def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:

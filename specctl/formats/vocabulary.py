@@ -14,7 +14,7 @@ from typing import TypeVar
 from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import TensorRef
-from specctl.draft import decide_map_encoding
+from specctl.contract.map_encoding import decide_map_encoding
 from specctl.formats.fields import Fields, Findings
 from specctl.formats.names import Matched
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from specctl import checks, formats
 from specctl.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.map_encoding import decide_map_encoding
 from specctl.contract.roles import ROLES_BY_ALGORITHM, TARGET_ROLES
 from specctl.contract.vocabulary_map import absolute_to_offsets, offsets_to_absolute, target_mask
-from specctl.draft import decide_map_encoding
 from specctl.formats import huggingface
 from specctl.formats.block.names import DSPARK_NAMES
 from specctl.formats.eagle.eagle3 import SAFEAILAB_NAMES, SPECULATORS_NAMES

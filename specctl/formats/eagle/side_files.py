@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from specctl.checkpoint import Checkpoint
 from specctl.checkpoint.pt_list import read_stored_ints
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.map_encoding import decide_map_encoding
 from specctl.contract.vocabulary_map import absolute_to_offsets
-from specctl.draft import decide_map_encoding
 from specctl.formats.fields import Findings
 from specctl.formats.vocabulary import VocabularyFacts
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from specctl import checks
+from specctl.contract.map_encoding import decide_map_encoding
 from specctl.contract.roles import EAGLE3_ROLES, dimension, find_role, generic_role, required_roles
-from specctl.draft import decide_map_encoding
 from tests.unit.specctl.formats.edits import codes, draft, target
 
 EAGLE3 = "speculators-eagle3-clean"

@@ -6,14 +6,25 @@ yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, DeepSpec's and Speculators' classes), not o
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from specctl import checks, formats
+from specctl.checkpoint import open_checkpoint
 from specctl.contract.diagnostics import Diagnostic
 from specctl.formats.eagle.roles import MLA_ROLES
-from tests.unit.specctl.formats.edits import DELETE, all_codes, codes, draft, opened, target
+from tests.unit.specctl.formats.edits import (
+    CHECKPOINTS,
+    DELETE,
+    all_codes,
+    codes,
+    draft,
+    opened,
+    target,
+)
 
 AUX = "eagle_config.eagle_aux_hidden_state_layer_ids"
 
@@ -379,3 +390,30 @@ def test_both_spellings_of_the_layer_are_one_format_and_refused() -> None:
 )
 def test_a_config_alone_tells_the_format(name: str, format: str) -> None:
     assert formats.detect(replace(opened(name), tensors={})).format == format
+
+
+def test_the_name_of_a_directory_says_nothing_about_an_eagle_1_draft(tmp_path: Path) -> None:
+    """vLLM issues 42376 and 47486: the method was guessed from a substring of the path."""
+    place = tmp_path / "my-eagle3-mtp-model"
+    shutil.copytree(CHECKPOINTS / "eagle-clean", place)
+    assert formats.detect(open_checkpoint(place)).format == "eagle"
+
+
+def test_a_config_of_another_run_does_not_fit_the_weights() -> None:
+    """Speculators issue 268: config.json was copied from a run with other flags."""
+    normed = opened("speculators-eagle3-state-norms").config
+    plain = opened("speculators-eagle3-clean")
+    swapped = formats.read_draft(replace(plain, config=normed))
+    assert "SD501" in codes(swapped.diagnostics)
+    other = replace(opened("speculators-eagle3-state-norms"), config=plain.config)
+    assert "SD506" in codes(formats.read_draft(other).diagnostics)
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], [1, 3, 4], [1, 4, 6]])
+def test_listed_layers_win_over_the_default(ids: list[int]) -> None:
+    """TokenSpeed pull request 526: the default formula was used whatever the config said."""
+    read = formats.complete_draft(
+        draft("specforge-eagle3-clean", {AUX: ids}), target("hf-llama-tiny")
+    )
+    assert list(read.aux_layer_ids or ()) == ids
+    assert read.origins["draft.aux_layer_ids"].where.endswith("eagle_aux_hidden_state_layer_ids")

@@ -1,0 +1,57 @@
+"""Variants of EAGLE-3 that only other engines compute are refused by `manifest`, with the part."""
+
+from __future__ import annotations
+
+import pytest
+
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.ops.emit_manifest import emit_manifest
+from tests.unit.specctl.formats.edits import CHECKPOINTS, draft
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("deepspec-eagle3-two-layers", "has `layers.1.hidden_norm`"),
+        ("modelopt-eagle3-parallel-heads", "has `parallel_draft_heads.0."),
+        ("modelopt-eagle3-last-state-only", "lacks `fc.weight`"),
+        ("mla-eagle3-clean", "mla attention"),
+        ("peagle-clean", "drafts of algorithm `peagle`"),
+        ("eagle-qkv-bias", "drafts of algorithm `eagle`"),
+    ],
+)
+def test_a_variant_is_refused_with_what_stands_in_the_way(name: str, words: str) -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        emit_manifest(
+            str(CHECKPOINTS / "hf-llama-tiny"),
+            str(CHECKPOINTS / name),
+            num_speculative_tokens=3,
+        )
+    (found,) = [d for d in raised.value.diagnostics if d.code == "SD716"]
+    assert words in found.message
+
+
+def test_a_draft_without_its_last_norm_is_no_manifest() -> None:
+    switched_off = {"eagle_config.use_last_layernorm": False}
+    read = draft("modelopt-eagle3-clean", switched_off, drop=("norm.weight",))
+    assert read.to_draft(source=".", revision=None) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "specforge-eagle3-clean",
+        "deepspec-eagle3-clean",
+        "nemo-eagle3-clean",
+        "modelopt-eagle3-clean",
+    ],
+)
+def test_flat_dialects_are_served_like_any_eagle3_draft(name: str) -> None:
+    emitted = emit_manifest(
+        str(CHECKPOINTS / "hf-llama-tiny"),
+        str(CHECKPOINTS / name),
+        num_speculative_tokens=3,
+    )
+    assert emitted.draft is not None
+    assert emitted.draft.algorithm == "eagle3"
+    assert emitted.draft.format == name[: -len("-clean")]
