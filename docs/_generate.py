@@ -37,7 +37,8 @@ from specctl.contract.roles import (  # noqa: E402
 )
 from specctl.contract.strict import describe_type  # noqa: E402
 from specctl.formats import huggingface  # noqa: E402
-from specctl.formats.block.names import DSPARK_NAMES  # noqa: E402
+from specctl.formats.block.roles import BLOCK_SYMBOLS  # noqa: E402
+from specctl.formats.block.tables import BLOCK_TABLES  # noqa: E402
 from specctl.formats.eagle.roles import MLA_SYMBOLS  # noqa: E402
 from specctl.formats.eagle.tables import TABLES as EAGLE_TABLES  # noqa: E402
 from specctl.formats.mtp import families as mtp_families  # noqa: E402
@@ -279,6 +280,12 @@ def formats_page() -> str:
     for title, _, roles in eagle_tables():
         if roles not in ROLES_BY_ALGORITHM.values():
             lines += [f"### {title}", "", *role_table(roles), ""]
+    symbols = ((f"`{s}`", t) for s, t in BLOCK_SYMBOLS.items())
+    lines += ["## Other block drafts", "", "Beside the symbols above:", ""]
+    lines += [*table(("symbol", "size"), symbols), ""]
+    for title, (_, roles) in BLOCK_TABLES.items():
+        if roles not in ROLES_BY_ALGORITHM.values():
+            lines += [f"### {title}", "", *role_table(roles), ""]
     lines += ["# Prediction layers in targets", "", *family_table(), ""]
     lines += ["# Names in files", ""]
     for title, names in dialects().items():
@@ -290,13 +297,22 @@ def dialects() -> dict[str, NameTable]:
     """Return the name table of every dialect."""
     return {
         **{title: names for title, names, _ in eagle_tables()},
-        "speculators-dspark": DSPARK_NAMES,
+        **block_names(),
         "speculators-mtp": generic.names_of(generic.empty_part(mtp_families.SPECULATORS, 0)),
         "deepseek-mtp (target of 30 layers)": generic.names_of(
             generic.empty_part(mtp_families.DEEPSEEK, 30)
         ),
         "huggingface (target)": huggingface.NAMES,
     }
+
+
+def block_names() -> dict[str, NameTable]:
+    """Return the names of the block dialects; formats with equal tables are one entry."""
+    titles: dict[str, NameTable] = {}
+    for title, (names, _) in BLOCK_TABLES.items():
+        if names not in titles.values():
+            titles[title] = names
+    return titles
 
 
 def eagle_tables() -> list[tuple[str, NameTable, tuple[TensorRole, ...]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,12 +14,11 @@ from hypothesis import strategies as st
 
 from specctl import formats
 from specctl.checkpoint import Checkpoint, TensorEntry, open_checkpoint
-from specctl.contract.roles import DSPARK_ROLES, TensorRole
 from specctl.draft import DraftCheckpoint
-from specctl.formats.block import FORMATS, names, roles
+from specctl.formats.block import FORMATS
 from specctl.formats.block.places import Place, Sections, settle
+from specctl.formats.block.tables import BLOCK_TABLES
 from specctl.formats.fields import Findings, root_fields
-from specctl.formats.names import NameTable
 from specctl.formats.written import Copy, WriteRequest, Written
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
@@ -53,17 +51,6 @@ FACTS = (
     "draft_to_target",
     "details",
 )
-TABLES: Mapping[str, tuple[NameTable, tuple[TensorRole, ...]]] = {
-    "dflash": (names.DFLASH_NAMES, roles.DFLASH_ROLES),
-    "fused": (names.DFLASH_NAMES, roles.FUSED_ROLES),
-    "latent": (names.DFLASH_NAMES, roles.LATENT_ROLES),
-    "gemma": (names.DFLASH_NAMES, roles.GEMMA_ROLES),
-    "dflash2": (names.DFLASH2_NAMES, roles.DFLASH2_ROLES),
-    "domino": (names.DOMINO_NAMES, roles.DOMINO_ROLES),
-    "xpress": (names.XPRESS_NAMES, roles.XPRESS_HEADS),
-    "dspark": (names.DSPARK_NAMES, DSPARK_ROLES),
-    "dspark-flat": (names.FLAT_DSPARK_NAMES, DSPARK_ROLES),
-}
 
 
 @cache
@@ -71,9 +58,9 @@ def opened(name: str) -> Checkpoint:
     return open_checkpoint(CHECKPOINTS / name)
 
 
-@pytest.mark.parametrize("table", sorted(TABLES))
+@pytest.mark.parametrize("table", sorted(BLOCK_TABLES))
 def test_every_role_has_a_name_that_reads_back_as_the_role(table: str) -> None:
-    names_, roles_ = TABLES[table]
+    names_, roles_ = BLOCK_TABLES[table]
     for entry in roles_:
         for index in range(3):
             role = entry.name.replace("{i}", str(index))
@@ -82,13 +69,13 @@ def test_every_role_has_a_name_that_reads_back_as_the_role(table: str) -> None:
             assert names_.role_of(key) == role
 
 
-@pytest.mark.parametrize("table", sorted(TABLES))
+@pytest.mark.parametrize("table", sorted(BLOCK_TABLES))
 def test_no_spelling_stands_for_two_roles(table: str) -> None:
-    spelled = [key for row in TABLES[table][0].names for key in row.keys]
+    spelled = [key for row in BLOCK_TABLES[table][0].names for key in row.keys]
     assert len(spelled) == len(set(spelled))
-    for row in TABLES[table][0].names:
+    for row in BLOCK_TABLES[table][0].names:
         for key in row.keys:
-            role = TABLES[table][0].role_of(key.replace("{i}", "1"))
+            role = BLOCK_TABLES[table][0].role_of(key.replace("{i}", "1"))
             assert role == row.role.replace("{i}", "1")
 
 

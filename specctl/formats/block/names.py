@@ -107,6 +107,6 @@ _REFINER: tuple[Name, ...] = (
 DFLASH_NAMES = NameTable(names=(*_BACKBONE, *_OTHER_LAYERS), ignored=IGNORED_KEYS)
 DFLASH2_NAMES = NameTable(names=(*DFLASH_NAMES.names, *_CONVOLUTIONS), ignored=IGNORED_KEYS)
 DOMINO_NAMES = NameTable(names=(*DFLASH_NAMES.names, *_PREFIX_GRU), ignored=IGNORED_KEYS)
-XPRESS_NAMES = NameTable(names=(*_BACKBONE, *_REFINER), ignored=IGNORED_KEYS)
+XPRESS_NAMES = NameTable(names=(*DFLASH_NAMES.names, *_REFINER), ignored=IGNORED_KEYS)
 DSPARK_NAMES = NameTable(names=(*DFLASH_NAMES.names, *_MARKOV), ignored=IGNORED_KEYS)
 FLAT_DSPARK_NAMES = NameTable(names=(*DFLASH_NAMES.names, *_FLAT_MARKOV), ignored=IGNORED_KEYS)

@@ -1,16 +1,36 @@
 """Role tables of the block drafts: what each tensor is, its shape, and when it exists.
 
-Shape symbols beside `contract.roles.SHAPE_SYMBOLS`, all given by `DraftCheckpoint.sizes`:
-`K` convolution taps, `CG` channel groups, `B` block, `F` inner size of a refiner, `G` width of the
-prefix GRU, `E` its embedding, `N` heads, `QKV` fused query, key and value rows; latent attention:
-`QA`, `QB`, `KA`, `KR`, `KB`, `OV`. `M` is the rank of whichever low-rank head there is.
+Shapes use `contract.roles.SHAPE_SYMBOLS` and `BLOCK_SYMBOLS`, whose sizes readers put into
+`DraftCheckpoint.sizes`. `M` is the rank of whichever low-rank head there is.
 *Source:* z-lab/dflash; Speculators 0.9 dflash, dflash2, dspark, xpress; SpecForge Domino;
 poolside Laguna DFlash (fused projection, gate, one norm for each captured state).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from specctl.contract.roles import ALWAYS, DSPARK_ROLES, LAYER_ROLES, OPTIONAL, TensorRole
+
+BLOCK_SYMBOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "B": "slots of the trained block",
+        "CG": "groups of channels of a local convolution",
+        "E": "width of Domino's prefix embedding",
+        "F": "inner size of the refiner",
+        "G": "width of Domino's prefix GRU",
+        "K": "taps of a local convolution",
+        "KA": "latent attention: key/value rank and rotary dimensions",
+        "KB": "latent attention: heads times (non-rotary and value dimensions)",
+        "KR": "latent attention: key/value rank",
+        "N": "attention heads",
+        "OV": "latent attention: heads times value dimension",
+        "QA": "latent attention: query rank",
+        "QB": "latent attention: heads times query dimension",
+        "QKV": "query, key and value rows together",
+    }
+)
 
 
 def _role(name: str, *shape: str, when: str = ALWAYS) -> TensorRole:
