@@ -86,8 +86,9 @@ class Scan:
 
 
 def is_scannable(entry: TensorEntry) -> bool:
-    """Tell whether a tensor's dtype is one that `scan` reads, and it has elements."""
-    return entry.dtype in ELEMENT_BYTES and entry.nbytes > 0
+    """Tell whether a tensor's dtype is one that `scan` reads, and it has the bytes it says."""
+    size = ELEMENT_BYTES.get(entry.dtype, 0)
+    return 0 < entry.nbytes == math.prod(entry.shape) * size
 
 
 def scan(checkpoint: Checkpoint, entry: TensorEntry) -> Scan:

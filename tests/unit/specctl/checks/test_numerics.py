@@ -107,6 +107,16 @@ def test_pieces_join_without_a_seam(dtype: str, monkeypatch: pytest.MonkeyPatch)
     assert whole.zero_rows == (7,)
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (3,), (2, 2, 5)])
+def test_a_tensor_without_the_bytes_it_says_is_not_read(shape: tuple[int, ...]) -> None:
+    wrong = TensorEntry(key="w", file="f", dtype="BF16", shape=shape, begin=0, end=8)
+    assert not scanning.is_scannable(wrong)
+    assert scanning.is_scannable(entry("BF16", (2, 2)))
+    assert not scanning.is_scannable(
+        TensorEntry(key="w", file="f", dtype="I64", shape=(1,), begin=0, end=8)
+    )
+
+
 def test_memory_stays_bounded_whatever_the_size(tmp_path: Path) -> None:
     shape, size = (160, 1 << 20), 2 * (160 << 20)
     with (tmp_path / "model.safetensors").open("wb") as file:
