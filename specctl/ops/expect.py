@@ -1,8 +1,8 @@
 """Compare the codes of fixtures with a written list: each exactly its own, none missing, none new.
 
 A list is a YAML mapping from a path, relative to the list's directory, to `codes` (each code once,
-any order), for drafts an optional `target`, and `deep` for one whose weights are read. An `expected.yaml` in a walked subdirectory adds its
-own entries. Infos count like any other code.
+any order), for drafts an optional `target`, and `deep` for one whose weights are read. An
+`expected.yaml` in a walked subdirectory adds its own entries. Infos count like any other code.
 """
 
 from __future__ import annotations
