@@ -21,6 +21,7 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docs._registry import engines_page, format_table  # noqa: E402
 from docs._server import server_page  # noqa: E402
 from docs._tree import index_page  # noqa: E402
 from runtime.main import bench_json_schema  # noqa: E402
@@ -63,6 +64,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "diagnostics.md": diagnostics_page,
         "manifest.md": manifest_page,
         "formats.md": formats_page,
+        "engines.md": lambda: engines_page(NOTICE, table),
         "server.md": lambda: server_page(NOTICE, table),
         "../index.md": index_page,
         "schemas/manifest.schema.json": lambda: as_json(manifest_json_schema()),
@@ -267,7 +269,7 @@ def split_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def formats_page() -> str:
-    lines = ["# Formats", "", NOTICE, ""]
+    lines = ["# Formats", "", NOTICE, "", *format_table(table), "", "# Tensor roles", ""]
     lines += ["Canonical tensor roles, their shapes and when a file must hold them. Shapes are as"]
     lines += ["stored, [out, in] for linears.", ""]
     lines += [*table(("symbol", "size"), ((f"`{s}`", t) for s, t in SHAPE_SYMBOLS.items())), ""]
