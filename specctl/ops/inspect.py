@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from specctl.checkpoint import DEFAULT_ACCESS, Access
@@ -50,6 +51,12 @@ NO_VOCABULARY = VocabularyFacts(
     eos_token_ids=(),
 )
 NO_SHARING = SharingFacts(embedding=None, head=None, head_decided_by=None, decoys=())
+_NO_CAPTURED_STATES = ("mtp", "medusa", "hydra", "mlp_speculator", "pard")
+# Role -> algorithm with several of them -> the first.
+_FIRST_OF_SEVERAL: Mapping[str, Mapping[str, str]] = {
+    "embedding": {"mlp_speculator": "emb.0"},
+    "head": {"medusa": "heads.0.head", "hydra": "heads.0.head", "mlp_speculator": "head.0"},
+}
 _PARTS = {"d2t": "vocabulary map", "t2d": "vocabulary map", "norm": "norms"}
 
 
@@ -208,7 +215,7 @@ def _vocabulary(loaded: Loaded, target: TargetCheckpoint | None) -> VocabularyFa
 
 
 def _aux_hidden(draft: DraftCheckpoint) -> AuxHidden | None:
-    if draft.algorithm == "mtp":
+    if draft.algorithm in _NO_CAPTURED_STATES:
         return None
     return AuxHidden(
         num_states=draft.num_aux_states,
@@ -220,6 +227,17 @@ def _aux_hidden(draft: DraftCheckpoint) -> AuxHidden | None:
             "draft.aux_numbering" if draft.aux_layer_ids is None else "draft.aux_layer_ids",
         ),
     )
+
+
+def _shared(draft: DraftCheckpoint, role: str, borrowed: TensorRef | None) -> SharedTensor | None:
+    """Return where a draft's embedding or head comes from; the first of several, None for none."""
+    first = _FIRST_OF_SEVERAL[role].get(draft.algorithm, role)
+    own = draft.tensors.get(role) or draft.tensors.get(first)
+    if own is not None:
+        return SharedTensor(origin="own", tensor=own)
+    if role == "embedding" and draft.algorithm == "medusa":
+        return None  # heads over states read no tokens
+    return SharedTensor(origin="target", tensor=borrowed)
 
 
 def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
@@ -247,12 +265,7 @@ def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
         "embedding": None if target is None else target.embedding,
         "head": None if target is None else target.head,
     }
-    parts = {
-        role: SharedTensor(origin="own", tensor=draft.tensors[role])
-        if role in draft.tensors
-        else SharedTensor(origin="target", tensor=tensor)
-        for role, tensor in borrowed.items()
-    }
+    parts = {role: _shared(draft, role, tensor) for role, tensor in borrowed.items()}
     return SharingFacts(
         embedding=parts["embedding"], head=parts["head"], head_decided_by=None, decoys=()
     )
@@ -265,29 +278,38 @@ def _tensors(loaded: Loaded) -> Tensors:
         roles |= {ref.key: f"bundled.{role}" for role, ref in loaded.bundled.tensors.items()}
     # Of a target that the runtime does not run, the layers are counted and not described.
     is_outline = loaded.target is not None and loaded.target.decoder is None
-    entries = sorted(loaded.checkpoint.tensors.values(), key=lambda e: (e.file, e.begin, e.key))
+    other = _TRUNK if is_outline else None
+    entries = sorted(loaded.checkpoint.tensors.values(), key=attrgetter("file", "begin", "key"))
     listed = tuple(
-        Tensor(
-            key=entry.key,
-            role=roles.get(entry.key, _TRUNK if is_outline else None),
-            file=entry.file,
-            shape=entry.shape,
-            dtype=entry.dtype,
-            begin=entry.begin,
-            end=entry.end,
-        )
-        for entry in entries
+        [
+            Tensor(
+                key=entry.key,
+                role=roles.get(entry.key, other),
+                file=entry.file,
+                shape=entry.shape,
+                dtype=entry.dtype,
+                begin=entry.begin,
+                end=entry.end,
+            )
+            for entry in entries
+        ]
     )
-    sizes: dict[str, list[int]] = {}
+    sizes: dict[str | None, list[int]] = {}
     for tensor in listed:
-        sizes.setdefault(part_of(tensor.role), []).append(tensor.end - tensor.begin)
+        sizes.setdefault(tensor.role, []).append(tensor.end - tensor.begin)
+    parts: dict[str, tuple[int, int]] = {}
+    for role, found in sizes.items():
+        count, total = parts.get(part_of(role), (0, 0))
+        parts[part_of(role)] = count + len(found), total + sum(found)
     return Tensors(
         num_tensors=len(listed),
-        num_bytes=sum(map(sum, sizes.values())),
+        num_bytes=sum(total for _, total in parts.values()),
         num_files=len(loaded.checkpoint.files),
         parts=tuple(
-            Part(name=name, num_tensors=len(found), num_bytes=sum(found))
-            for name, found in sorted(sizes.items(), key=lambda item: (-sum(item[1]), item[0]))
+            Part(name=name, num_tensors=count, num_bytes=total)
+            for name, (count, total) in sorted(
+                parts.items(), key=lambda item: (-item[1][1], item[0])
+            )
         ),
         list=listed,
     )
