@@ -210,6 +210,16 @@ PIECES: tuple[bytes, ...] = (
     b'"model.layers.%d.mlp.x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}',
     b'"midlayer.k%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}',
     b'"model.layers.%d.eh_proj.weight":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}',
+    b'"model.layers.%d.mlp.up_proj.weight":{"dtype":"F8_E4M3","shape":[0],"data_offsets":[0,0]}',
+    b'"k%d.weight_scale":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}',
+    *(
+        b'"re:.*a%d"',
+        b'"re:(a+)+%d"',
+        b'"*.a%d*"',
+        b"%d",
+        b'{"id":%d,"content":"t%d"}',
+        b'"t%d":%d',
+    ),
 )
 FRAMES: tuple[tuple[bytes, bytes], ...] = (
     *((b"{", b"}"), (b"[", b"]"), (b'{"a":[', b"]}"), (b'{"a":{', b"}}"), (b'{"a":"', b'"}')),
@@ -220,6 +230,11 @@ FRAMES: tuple[tuple[bytes, bytes], ...] = (
     (b'{"speculators_model_type":"eagle3",', b"}"),
     (b'{"speculators_model_type":"dspark","eagle_aux_hidden_state_layer_ids":[', b"]}"),
     (b'{"model.embed_tokens.weight":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},', b"}"),
+    (b'{"architectures":["LlamaForCausalLM"],"eos_token_id":[', b"]}"),
+    (b'{"architectures":["LlamaForCausalLM"],"layer_types":[', b"]}"),
+    (b'{"quantization_config":{"quant_method":"fp8","ignore":[', b"]}}"),
+    (b'{"model":{"vocab":{', b"}}}"),
+    (b'{"model":{"vocab":{}},"added_tokens":[', b"]}"),
 )
 
 

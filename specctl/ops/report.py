@@ -188,7 +188,7 @@ class Part(_Report, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class Tensor(_Report, frozen=True, kw_only=True):
+class Tensor(_Report, frozen=True, kw_only=True, gc=False):
     """One stored tensor and its canonical role, null when the format does not define it.
 
     Args:
