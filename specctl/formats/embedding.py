@@ -248,8 +248,15 @@ def only_embedding_like(keys: Iterable[str]) -> str | None:
 
 
 def find_head(tensors: Mapping[str, TensorEntry], findings: Findings | None) -> TensorRef | None:
-    """Return the target's output head, None when none is stored (a tied head, or a loss)."""
-    return _first(tensors, HEAD_KEYS, "head", findings)
+    """Return the target's output head, None when none is stored (a tied head, or a loss).
+
+    A spelling that no list knows is taken when it is the only `lm_head` that is no copy.
+    """
+    known = _first(tensors, HEAD_KEYS, "head", findings)
+    if known is not None:
+        return known
+    ends = [key for key in tensors if key.endswith(".lm_head.weight") and not is_decoy(key)]
+    return as_ref(tensors[ends[0]]) if len(ends) == 1 else None
 
 
 def _first(

@@ -216,12 +216,25 @@ def _other_stack(
     if located.stored_head is not None:
         tensors["head"] = located.stored_head
     _without_other_parts(checkpoint.tensors, located, bundled, findings)
+    if located.is_tied is False and located.stored_head is None and is_whole(checkpoint):
+        _report_no_head(checkpoint, located, findings)
     stated = text.integer("num_hidden_layers")
     return _Stack(
         decoder=None,
         tensors=tensors,
         unmapped=(),
         num_layers=stated or _counted_layers(checkpoint.tensors, bundled),
+    )
+
+
+def _report_no_head(checkpoint: Checkpoint, located: Located, findings: Findings) -> None:
+    findings.add(
+        "SD501",
+        severity="warning",
+        where=f"{main_file(checkpoint)}::lm_head.weight",
+        message="no output head is stored, and the config says that it is not the embedding",
+        expected="`lm_head.weight`, or `tie_word_embeddings`: true",
+        found=f"nothing ({located.rule})",
     )
 
 

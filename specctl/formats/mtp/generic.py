@@ -68,7 +68,7 @@ def read(family: MtpFamily, checkpoint: Checkpoint) -> DraftCheckpoint:
     style = read_style(matched.tensors)
     layers = with_class_defaults(text, absent_model_type="llama")
     decoder = decoder_of(checkpoint, part, style, names=names, matched=matched, layers=layers)
-    target_num_layers = _depth(part, checkpoint, text)
+    target_num_layers = _depth(part, checkpoint, text, is_bundled=is_bundled)
     is_gated = family.is_gated and text.raw("attn_output_gate") is not False
     if decoder is None and is_whole(checkpoint):
         report_required(part, style, matched, root.findings, checkpoint=checkpoint)
@@ -223,9 +223,12 @@ def _roles(
     return roles_of(style, is_gated=is_gated, is_stream_wide=is_wide)
 
 
-def _depth(part: MtpPart, checkpoint: Checkpoint, text: Fields) -> int | None:
-    """Return the layers that the numbering gives the target, having compared the config's."""
-    if not part.family.is_after_trunk:
+def _depth(part: MtpPart, checkpoint: Checkpoint, text: Fields, *, is_bundled: bool) -> int | None:
+    """Return the layers that the numbering gives the target, having compared the config's.
+
+    A slice that was numbered again from 0 (SGLang's NextN export does) says nothing of its target.
+    """
+    if not part.family.is_after_trunk or (not is_bundled and part.indexes[:1] == (0,)):
         return None
     stated = text.integer("num_hidden_layers", minimum=0)
     first = part.indexes[0] if part.indexes else stated

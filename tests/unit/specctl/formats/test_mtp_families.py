@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -270,3 +271,29 @@ def test_unknown_parts_named_mtp_are_counted_and_not_described() -> None:
     read = formats.read_target(strange)
     assert codes(read.diagnostics) == ["SD240", "SD507"]
     assert read.decoder is not None
+
+
+def test_a_slice_that_was_numbered_again_says_nothing_of_its_target() -> None:
+    """SGLang's NextN export stores layer 61 as `model.layers.0.` with one hidden layer."""
+    stored = opened("deepseek-mtp-clean").tensors
+    moved = {key.replace("layers.8.", "layers.0."): entry.shape for key, entry in stored.items()}
+    read = draft("deepseek-mtp-clean", {"num_hidden_layers": 1}, drop=tuple(stored), add=moved)
+    assert codes(read.diagnostics) == ["SD301"]
+    assert (read.target_num_layers, read.details["stored_layer_indexes"]) == (None, [0])
+    assert read.decoder is not None
+
+
+def test_a_side_file_alone_is_a_slice(tmp_path: Path) -> None:
+    """A directory with a config and `mtp.safetensors` only."""
+    source = CHECKPOINTS / "qwen-mtp-clean"
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    (tmp_path / "mtp.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    loaded = load(str(tmp_path))
+    assert loaded.detection.format == "qwen-mtp"
+    assert codes(loaded.diagnostics) == ["SD123", "SD301"]
+
+
+def test_an_untied_target_without_a_head_is_reported() -> None:
+    checkpoint = opened("hf-qwen35-mtp", drop=("lm_head.weight",))
+    found = [d for d in formats.read_target(checkpoint).diagnostics if d.code == "SD501"]
+    assert [d.severity for d in found] == ["warning"]
