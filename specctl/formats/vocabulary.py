@@ -83,22 +83,31 @@ def identity_vocabulary(
     )
 
 
-def report_order(facts: VocabularyFacts, matched: Matched, findings: Findings) -> None:
-    """Report SD222 for a stored map whose target ids do not ascend."""
-    ids, ref = facts.draft_to_target, matched.tensors.get("d2t")
-    if ids is None or ref is None or all(a < b for a, b in pairwise(ids)):
+def report_library_map(facts: VocabularyFacts, matched: Matched, findings: Findings) -> None:
+    """Report what Speculators' own library does not take: SD222 (order), SD223 (no mask)."""
+    ids, ref, size = facts.draft_to_target, matched.tensors.get("d2t"), facts.target_vocab_size
+    if ids is None or ref is None or size is None:
         return
-    size = facts.target_vocab_size or 0
     if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= size:
         return  # no map: SD402, SD404
-    place = next(i for i, (a, b) in enumerate(pairwise(ids)) if a >= b)
-    findings.add(
-        "SD222",
-        where=tensor_place(ref),
-        message=f"draft id {place + 1} stands for target id {ids[place + 1]}, below the one before",
-        expected="ascending target ids",
-        found=f"{ids[place]}, then {ids[place + 1]}",
-    )
+    if len(ids) == facts.draft_vocab_size != size and "t2d" not in matched.tensors:
+        findings.add(
+            "SD223",
+            where=tensor_place(ref),
+            message=f"`{ref.key}` maps {len(ids)} ids and no `t2d` marks them",
+            expected=f"`t2d`, a mask of {size} target ids",
+            found="nothing",
+        )
+    place = next((i for i, (a, b) in enumerate(pairwise(ids)) if a >= b), None)
+    if place is not None:
+        findings.add(
+            "SD222",
+            where=tensor_place(ref),
+            message=f"draft id {place + 1} stands for target id {ids[place + 1]}, below the one "
+            "before",
+            expected="ascending target ids",
+            found=f"{ids[place]}, then {ids[place + 1]}",
+        )
 
 
 def _read(ref: TensorRef | None, reader: Callable[[str], T], findings: Findings) -> T | None:

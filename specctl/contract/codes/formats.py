@@ -148,6 +148,15 @@ CODES: tuple[Code, ...] = (
         source="Speculators 0.9 `load_verifier_weights`; Model-Optimizer writes rank order",
     ),
     Code(
+        code="SD223",
+        slug="mask-missing",
+        severity="warning",
+        summary="A Speculators draft has a map and no mask `t2d`.",
+        why="The library wants both or neither and stops; engines read the map alone.",
+        fix="Add `t2d`, which follows from the map: `specctl normalize` does",
+        source="Speculators 0.9 `load_verifier_weights`; Model-Optimizer's vLLM form has no mask",
+    ),
+    Code(
         code="SD240",
         slug="bundled-layout-unknown",
         severity="info",

@@ -26,15 +26,18 @@ def specforge(evidence: Evidence) -> str | None:
     """Return the mark of the same names under SpecForge's architecture or `eagle_config`."""
     if evidence.is_speculators or not _has_specforge_config(evidence):
         return None
-    return _first_layer(evidence)
+    found = _first_layer(evidence)
+    if found is None and not evidence.layouts and not _is_without_states(evidence):
+        # A damaged file: the architecture names the format, its reader names what is missing.
+        return evidence.architecture_mark(SPECFORGE_ARCHITECTURE)
+    return found
 
 
 def modelopt(evidence: Evidence) -> str | None:
     """Return the mark of `layers.` names in a flat config."""
     if evidence.is_speculators or evidence.first_key(_MIDLAYER):
         return None
-    eagle = evidence.config.get("eagle_config")
-    if isinstance(eagle, dict) and eagle.get("use_aux_hidden_state") is False:
+    if _is_without_states(evidence):
         # Without captured states there is no norm for them: the switch is the evidence.
         return evidence.first_key(r"layers\.\{i\}\.self_attn\.q_proj\.weight")
     return evidence.first_key(_FLAT)
@@ -81,6 +84,8 @@ def eagle1(evidence: Evidence) -> str | None:
         or evidence.is_speculators
         or "hidden_norm.weight" in evidence.generic
         or "dflash_config" in evidence.config
+        or "d2t" in evidence.generic
+        or "draft_vocab_size" in evidence.config
     ):
         return None
     return evidence.first_key(r"fc\.weight")
@@ -98,6 +103,11 @@ def speculators_eagle1(evidence: Evidence) -> str | None:
     return evidence.value_mark("speculators_model_type", "eagle") or (
         None if evidence.is_speculators else evidence.layout_mark("speculators-eagle")
     )
+
+
+def _is_without_states(evidence: Evidence) -> bool:
+    eagle = evidence.config.get("eagle_config")
+    return isinstance(eagle, dict) and eagle.get("use_aux_hidden_state") is False
 
 
 def _is_eagle3(evidence: Evidence) -> bool:

@@ -36,7 +36,7 @@ from specctl.formats.names import (
     at_layer,
     layer_names,
 )
-from specctl.formats.vocabulary import read_vocabulary, report_order
+from specctl.formats.vocabulary import read_vocabulary, report_library_map
 
 IGNORED_KEYS: tuple[Ignored, ...] = (
     ROTARY_BUFFER,
@@ -120,7 +120,7 @@ class Dialect:
         roles: which tensors there are.
         algorithm: `eagle3` or a relative.
         is_every_layer_wide: layers after the first also read (embedding, state).
-        is_map_sorted: the dialect's own library takes the map's ids for ascending.
+        is_library: Speculators' own library reads it, which wants ascending ids and a mask.
     """
 
     format: str
@@ -128,7 +128,7 @@ class Dialect:
     roles: tuple[TensorRole, ...] = EAGLE3_ROLES
     algorithm: Algorithm = "eagle3"
     is_every_layer_wide: bool = False
-    is_map_sorted: bool = False
+    is_library: bool = False
 
 
 def read_eagle3(
@@ -186,8 +186,8 @@ def read_eagle3(
         if dialect.is_every_layer_wide:
             sizes["X"] = sizes["X0"]
     vocabulary = read_vocabulary(checkpoint, matched, root=root, layers=layers)
-    if dialect.is_map_sorted:
-        report_order(vocabulary, matched, root.findings)
+    if dialect.is_library:
+        report_library_map(vocabulary, matched, root.findings)
     gamma = num_speculative_tokens
     chain = None if gamma is None else chain_geometry(gamma)
     return assemble(

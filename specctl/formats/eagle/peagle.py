@@ -117,7 +117,7 @@ def _dialect(format: str, names: NameTable, checkpoint: Checkpoint) -> Dialect:
         names=names,
         roles=peagle_roles(rank),
         algorithm="peagle",
-        is_map_sorted=format == "speculators-peagle",
+        is_library=format == "speculators-peagle",
     )
 
 

@@ -13,7 +13,7 @@ from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES, Dialect, read_eagle3
 from specctl.formats.fields import Fields, Findings, root_fields
 from specctl.formats.speculators import layer_fields, read_token_count
 
-DIALECT = Dialect(format="speculators-eagle3", names=SPECULATORS_NAMES, is_map_sorted=True)
+DIALECT = Dialect(format="speculators-eagle3", names=SPECULATORS_NAMES, is_library=True)
 
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:

@@ -81,3 +81,13 @@ def test_the_name_of_a_directory_says_nothing_about_an_eagle_1_draft(tmp_path: P
     place = tmp_path / "my-eagle3-mtp-model"
     shutil.copytree(CHECKPOINTS / "eagle-clean", place)
     assert formats.detect(open_checkpoint(place)).format == "eagle"
+
+
+def test_a_damaged_eagle_3_file_is_not_taken_for_eagle_1() -> None:
+    """SGLang issue 21272: an EAGLE-3 draft that ran as EAGLE-1 accepted nothing."""
+    layer = tuple(k for k in opened("specforge-eagle3-clean").tensors if k.startswith("midlayer."))
+    bare = opened("specforge-eagle3-clean", drop=layer)
+    assert formats.detect(bare).format == "specforge-eagle3"
+    assert "SD501" in codes(formats.read_draft(bare).diagnostics)
+    unnamed = opened("safeailab-eagle3-clean", drop=layer)
+    assert [d.code for d in formats.detect(unnamed).diagnostics] == ["SD201"]

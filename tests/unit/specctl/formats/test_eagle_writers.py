@@ -256,8 +256,6 @@ def test_a_map_in_rank_order_keeps_its_order(tmp_path: Path) -> None:
         ("speculators-eagle3-last-state", "specforge-eagle3", "SD602 the list [3, 5, 7] counts"),
         ("speculators-eagle3-wide-target", "speculators-eagle3", "SD601 the draft is 10 wide"),
         ("peagle-mask-unstated", "speculators-peagle", "SD314"),
-        ("vllm-eagle-clean", "eagle", "SD601 `lm_head.weight` has no place"),
-        ("eagle-qkv-bias", "speculators-eagle", "SD601 `embed_tokens.weight` has no place"),
     ],
 )
 def test_what_a_dialect_cannot_hold_is_refused_with_the_reason(
@@ -268,8 +266,23 @@ def test_what_a_dialect_cannot_hold_is_refused_with_the_reason(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "to", "words"),
+    [
+        ("vllm-eagle-clean", "eagle", "SD601 `lm_head.weight` has no place"),
+        ("eagle-qkv-bias", "speculators-eagle", "SD601 `embed_tokens.weight` has no place"),
+    ],
+)
+def test_a_copy_is_left_out_when_the_target_shows_that_it_is_one(
+    name: str, to: str, words: str, tmp_path: Path
+) -> None:
+    alone = refusals(run(name, to, tmp_path / "alone", target=None))
+    assert any(line.startswith(words) for line in alone), alone
+    assert run(name, to, tmp_path / "out").state == "written"
+
+
 def test_a_loss_is_accepted_by_its_name(tmp_path: Path) -> None:
-    report = run("vllm-eagle-clean", "eagle", tmp_path / "out", allow=("head",))
+    report = run("vllm-eagle-clean", "eagle", tmp_path / "out", allow=("head",), target=None)
     assert report.state == "written", refusals(report)
     assert report.losses_allowed == ("head",)
     assert "lm_head.weight" not in open_checkpoint(tmp_path / "out").tensors
