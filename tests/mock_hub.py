@@ -136,6 +136,7 @@ def serving(repos: dict[str, Repo]) -> Iterator[MockHub]:
 
 class _Server:
     def __init__(self, host: str, label: str, hub: MockHub) -> None:
+        ThreadingHTTPServer.request_queue_size = 128  # five would drop parallel connections
         handler = type("Handler", (Handler,), {"hub": hub, "label": label})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True

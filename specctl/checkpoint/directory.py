@@ -22,7 +22,7 @@ from specctl.checkpoint.index import SHARD_NAME, Index, read_index, reconcile
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.safetensors_header import needed_bytes, read_header
 from specctl.checkpoint.sources.opening import open_store
-from specctl.checkpoint.sources.store import FileStore
+from specctl.checkpoint.sources.store import FileStore, Needed
 from specctl.checkpoint.tensor_entry import TensorEntry, printable
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.fingerprint import digest_bytes
@@ -97,7 +97,7 @@ def read_store(store: FileStore, *, where: str, allow_pickle: bool = False) -> C
     names = list(store.sizes())
     config: dict[str, Any] | None = None
     digest: str | None = None
-    store.prefetch([name for name in (CONFIG, INDEX) if name in names])
+    store.prefetch(_first_reads(names))
     if CONFIG in names:
         config, raw = read_object(store, CONFIG, findings)
         digest = None if raw is None else digest_bytes(raw)
@@ -123,6 +123,15 @@ def read_store(store: FileStore, *, where: str, allow_pickle: bool = False) -> C
         layout=weights.layout,
         diagnostics=findings.result(),
     )
+
+
+def _first_reads(names: list[str]) -> dict[str, Needed | None]:
+    """Return what is surely read: config and index, or without an index the weight headers."""
+    wanted: dict[str, Needed | None] = {name: None for name in (CONFIG, INDEX) if name in names}
+    if INDEX not in names:
+        plain = [name for name in names if name.endswith(".safetensors")]
+        wanted |= dict.fromkeys([SINGLE] if SINGLE in plain else plain, needed_bytes)
+    return wanted
 
 
 def _nothing_there(store: FileStore, where: str, num_names: int) -> tuple[Diagnostic, ...]:
@@ -246,7 +255,7 @@ def _read_files(
 ) -> tuple[list[list[TensorEntry]], tuple[WeightFile, ...]]:
     entries: list[list[TensorEntry]] = []
     files: list[WeightFile] = []
-    store.prefetch(names, needed_bytes)
+    store.prefetch(dict.fromkeys(names, needed_bytes))
     for name in names:
         found, record = reader(store, name, findings)
         entries.append(found)

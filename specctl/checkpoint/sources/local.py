@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
+from specctl.checkpoint.sources.store import Needed
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 _HF_DOWNLOADS = ".cache/huggingface/download"
@@ -149,6 +150,8 @@ class LocalStore:
     def why_outside(self, name: str) -> str | None:
         """Return why `name` leads out of the directory; links are followed."""
         try:
+            if "/" not in name and name not in ("", ".", "..") and not self._is_link(name):
+                return None
             home = self.root.resolve()
             target = (home / name).resolve()
         except (OSError, ValueError, RuntimeError):
@@ -162,9 +165,8 @@ class LocalStore:
 
     def open(self, name: str) -> LocalFile:
         """Open a file for reading ranges; SD135, SD128 for a link that leaves the directory."""
-        path = self.root / name
         try:
-            reason = self.why_outside(name) if path.is_symlink() else None
+            reason = self.why_outside(name) if self._is_link(name) else None
         except (OSError, ValueError):  # a name that the system refuses is refused again below
             reason = None
         if reason is not None:
@@ -177,9 +179,12 @@ class LocalStore:
                     found="a link",
                 )
             )
-        return LocalFile(path, where=name)
+        return LocalFile(self.root / name, where=name)
 
-    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int] | None = None) -> None:
+    def _is_link(self, name: str) -> bool:
+        return Path(f"{self.root}/{name}").is_symlink()
+
+    def prefetch(self, wanted: Mapping[str, Needed | None]) -> None:
         """Do nothing: a read of this disk is not worth hiding."""
 
     def local_path(self, name: str) -> Path | None:

@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from specctl.checkpoint.sources.hub import Hub, HubError, Listing
 from specctl.checkpoint.sources.local import LocalFile
 from specctl.checkpoint.sources.ranges import Got, Pause, read_range
-from specctl.checkpoint.sources.store import PREFETCH_BYTES, StoredFile
+from specctl.checkpoint.sources.store import PREFETCH_BYTES, Needed, StoredFile
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 HEAD_BYTES = 100_000
@@ -24,7 +24,7 @@ HEAD_BYTES = 100_000
 
 TAIL_BYTES = 65_536
 MAX_EXPECTED = 256
-WORKERS = 16
+WORKERS = 8
 
 _Read = Callable[[int, int], Got]
 
@@ -210,22 +210,22 @@ class RemoteStore:
             )
         return self._open[name]
 
-    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int] | None = None) -> None:
+    def prefetch(self, wanted: Mapping[str, Needed | None]) -> None:
         """Get the beginnings of files with a bounded number of connections."""
 
-        def get(name: str) -> None:
+        def get(name: str, needed: Needed | None) -> None:
             try:
-                with self.open(name) as stored:
-                    if needed is None:
-                        stored.read_at(0, stored.size)
-                    else:
-                        stored.read_at(0, needed(stored.read_at(0, PREFETCH_BYTES)))
+                stored = self.open(name)  # left open: closing drops what was got
+                if needed is None:
+                    stored.read_at(0, stored.size)
+                else:
+                    stored.read_at(0, needed(stored.read_at(0, PREFETCH_BYTES)))
             except DiagnosticError:
                 return  # the reader meets it again and reports it at its place
 
-        if len(names) > 1:
-            with ThreadPoolExecutor(min(WORKERS, len(names))) as pool:
-                list(pool.map(get, names))
+        if len(wanted) > 1:
+            with ThreadPoolExecutor(min(WORKERS, len(wanted))) as pool:
+                list(pool.map(get, wanted.keys(), wanted.values()))
 
     def local_path(self, name: str) -> Path | None:
         """Return the file in the client's cache when it is there."""

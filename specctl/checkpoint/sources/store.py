@@ -17,6 +17,9 @@ from specctl.contract.diagnostics import Diagnostic
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+Needed = Callable[[bytes], int]
+"""From the first `PREFETCH_BYTES` of a file, how many of its bytes a reader reads."""
+
 PREFETCH_BYTES = 512
 """Bytes that `FileStore.prefetch` passes on to find out how many a reader needs."""
 
@@ -99,15 +102,13 @@ class FileStore(Protocol):
             DiagnosticError: SD135, or what the hub answered.
         """
 
-    def prefetch(self, names: Sequence[str], needed: Callable[[bytes], int] | None = None) -> None:
+    def prefetch(self, wanted: Mapping[str, Needed | None]) -> None:
         """Get the beginnings of files that are opened next, where waiting for each would be slow.
 
         Raises nothing: the file is asked again when it is opened, and that says what is wrong.
 
         Args:
-            names: the files.
-            needed: from the first `PREFETCH_BYTES` of one, how many bytes will be read; None
-                for all of them.
+            wanted: name -> how many bytes of it will be read, None for all of them.
         """
 
     def local_path(self, name: str) -> Path | None:

@@ -139,7 +139,7 @@ def test_no_such_revision(hub: MockHub, kind: str) -> None:
 def test_a_listed_file_that_is_gone(hub: MockHub, kind: str) -> None:
     body = b'{"Code": 404, "Message": "no such file"}'
     gone = Fault(status=404, headers={"X-Error-Code": "EntryNotFound"}, body=body)
-    hub.fail("model.safetensors", gone)
+    hub.fail("model.safetensors", gone, gone)  # it is asked for twice: ahead, and when opened
     found = opened(f"{kind}:org/small")
     assert [(d.code, d.where) for d in found.diagnostics] == [("SD139", "model.safetensors")]
     assert found.tensors == {}
