@@ -24,13 +24,14 @@ from specctl.formats.mtp.layer_config import (
     speculators_layer,
 )
 from specctl.formats.mtp.naming import BORROWED, named, own_copies, role_names
+from specctl.formats.mtp.part import SHARED_KEYS
 from specctl.formats.writing import (
     SPECULATORS_VERSION,
     dtype_config,
     speculators_problems,
     speculators_section,
 )
-from specctl.formats.written import Copy, WriteRequest, Written, lost, unable
+from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, unable
 
 
 def writer_of(family: MtpFamily) -> Callable[[WriteRequest], Written]:
@@ -46,13 +47,27 @@ def write_native(family: MtpFamily, request: WriteRequest) -> Written:
     """
     draft = request.draft
     if draft.format == family.name:
-        tensors = {ref.key: Copy(ref=ref) for ref in draft.tensors.values()}
-        return Written(config=dict(draft.config), tensors=tensors)
+        return Written(config=dict(draft.config), tensors=_as_stored(family, draft))
     if draft.format != SPECULATORS.name or family.name not in (DEEPSEEK.name, QWEN.name):
         return _nothing(_other_family(family, draft))
     if family.name == QWEN.name:
         return _qwen_from_speculators(request)
     return _deepseek_from_speculators(request)
+
+
+def _as_stored(family: MtpFamily, draft: DraftCheckpoint) -> dict[str, TensorSource]:
+    """Return the layers under the keys of their target, a slice's prefix made the usual one.
+
+    Behind a trunk the prefix is the target's; out of a target every key stays as it is.
+    """
+    stored = str(draft.details.get("key_prefix", ""))
+    is_kept = family.is_after_trunk or draft.details.get("is_bundled") is True
+    prefix = stored if is_kept else family.roots[0]
+    shared = {key for key, _ in SHARED_KEYS}
+    return {
+        ref.key if ref.key in shared else prefix + ref.key.removeprefix(stored): Copy(ref=ref)
+        for ref in draft.tensors.values()
+    }
 
 
 def write_speculators(request: WriteRequest) -> Written:

@@ -81,6 +81,20 @@ def test_a_slice_has_the_targets_bytes_and_reads_as_the_bundled_draft(
     assert alone.config == whole.config
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [("qwen4-mtp-no-prefix", ""), ("qwen-mtp-nested-prefix", "model.language_model.mtp.")],
+)
+def test_a_slice_is_written_with_the_usual_prefix(name: str, prefix: str, tmp_path: Path) -> None:
+    source = opened(name)
+    read = formats.read_draft(source)
+    out = open_checkpoint(converted(CHECKPOINTS / name, read.format, tmp_path / "usual"))
+    assert set(out.tensors) == {"mtp." + key.removeprefix(prefix) for key in source.tensors}
+    assert formats.detect(out).format == read.format
+    again = converted(tmp_path / "usual", read.format, tmp_path / "again")
+    assert set(open_checkpoint(again).tensors) == set(out.tensors)
+
+
 @pytest.mark.parametrize("name", QWEN)
 def test_qwen_to_speculators_and_back_is_the_same(name: str, tmp_path: Path) -> None:
     whole = opened(name)
