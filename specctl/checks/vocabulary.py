@@ -7,7 +7,7 @@ negative offsets are legal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from specctl.checkpoint import tensor_place
 from specctl.checks.places import fact_place
@@ -24,6 +24,7 @@ def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
     yield from _check_map(draft)
     yield from _check_absolute_map(draft)
     yield from _check_mask(draft)
+    yield from _check_tie(draft)
     yield from missing_end_ids(draft, draft.eos_token_ids, source="the draft's config")
     size = draft.draft_vocab_size
     if size is not None and size % 2 and draft.map_kind == "reduced":
@@ -33,6 +34,25 @@ def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
             message=f"a head of {size} rows cannot be shared by an even number of ranks",
             expected="an even number of rows",
             found=size,
+        )
+
+
+def _check_tie(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD418 when a head is stored that the config says is the stored embedding."""
+    embedding, head = draft.tensors.get("embedding"), draft.tensors.get("head")
+    sections = (draft.config, draft.config.get("transformer_layer_config"))
+    flags = [s.get("tie_word_embeddings") for s in sections if isinstance(s, Mapping)]
+    is_tied = next((flag for flag in flags if isinstance(flag, bool)), False)
+    if not is_tied or embedding is None or head is None or embedding.key == head.key:
+        return
+    if draft.map_kind == "identity":
+        yield diagnose(
+            "SD418",
+            where=tensor_place(head),
+            message=f"`tie_word_embeddings` is true, and `{head.key}` is stored beside "
+            f"`{embedding.key}`",
+            expected="false, or no head of its own",
+            found="true",
         )
 
 

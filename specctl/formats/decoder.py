@@ -268,6 +268,8 @@ def _layer_types(
         fields.findings.read(types_path, fields.where("layer_types"))
         # A config that describes more layers than the file has is reported as SD310.
         types = stated[:num_layers] + stated[-1:] * (num_layers - len(stated))
+        if window is None and "sliding_attention" in types:
+            _report_no_window(fields)
     else:
         first = fields.integer("max_window_layers", minimum=0) or 0
         slides = window is not None
@@ -280,6 +282,21 @@ def _layer_types(
         rule = "no layer slides without a window; Mistral slides all, Qwen from max_window_layers"
         fields.findings.derived(types_path, fields.where("sliding_window"), rule)
     return (window if "sliding_attention" in types else None), types
+
+
+def _report_no_window(fields: Fields) -> None:
+    """Report SD208 for layers that slide over a window that the config does not give."""
+    is_off = fields.raw("use_sliding_window") is False or fields.raw("sliding_window") is not None
+    fields.findings.add(
+        "SD208",
+        where=fields.where("layer_types"),
+        message="`layer_types` has sliding layers and "
+        + ("`use_sliding_window` is not true" if is_off else "`sliding_window` is not set"),
+        expected="`use_sliding_window`: true" if is_off else "`sliding_window`",
+        found=str(fields.raw("use_sliding_window" if is_off else "sliding_window") or "nothing"),
+        # Some engines slide by the layer's type and the stated width, whatever the switch says.
+        severity="warning" if fields.raw("sliding_window") is not None else None,
+    )
 
 
 def _window(fields: Fields, family: Family, path: str) -> int | None:

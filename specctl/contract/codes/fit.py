@@ -46,9 +46,10 @@ CODES: tuple[Code, ...] = (
         code="SD418",
         slug="tie-flag-contradicts",
         severity="warning",
-        summary="`tie_word_embeddings` has two values at two levels of the config.",
-        why="transformers takes the outer one, other readers the inner one; one of them replaces "
-        "the head by the embedding.",
+        summary="`tie_word_embeddings` has two values at two levels of the config, or is true of a "
+        "draft that stores a head of its own.",
+        why="transformers takes the outer one, other readers the inner one; and a reader that "
+        "honours the flag replaces the stored head by the embedding.",
         fix="State the flag once, as the files have it",
     ),
     Code(

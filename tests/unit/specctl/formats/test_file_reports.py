@@ -235,6 +235,41 @@ def test_the_real_drafts_have_sound_weights() -> None:
         assert source.draft.unknown_fields == ()
 
 
+@pytest.mark.parametrize(
+    ("layers", "severity"),
+    [
+        ({"layer_types": ["sliding_attention"] * 2}, "error"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "warning"),
+        (
+            {
+                "layer_types": ["sliding_attention"] * 2,
+                "sliding_window": 8,
+                "use_sliding_window": True,
+            },
+            None,
+        ),
+        ({"layer_types": ["full_attention"] * 2, "sliding_window": 8}, None),
+    ],
+)
+def test_layers_slide_over_a_window_that_is_stated(
+    layers: dict[str, object], severity: str | None
+) -> None:
+    """A draft trained with a window and served without it (C143) says both in one config."""
+    edits = {f"transformer_layer_config.{key}": value for key, value in layers.items()}
+    found = [d for d in draft("speculators-dspark-clean", edits).diagnostics if d.code == "SD208"]
+    assert [d.severity for d in found] == ([] if severity is None else [severity])
+
+
+def test_a_tied_draft_with_a_head_of_its_own_is_said_to_contradict() -> None:
+    """lfm2.5-1.2b-dflash of SpecForge ties its head; a file that stores one as well says two."""
+    name = "speculators-eagle3-identity-bare"
+    own = {"embed_tokens.weight": (64, 10)}
+    tied = draft(name, {"tie_word_embeddings": True}, add=own)
+    assert "SD418" in codes(checks.check_draft(tied))
+    assert "SD418" not in codes(checks.check_draft(draft(name, add=own)))
+    assert "SD418" not in codes(checks.check_draft(draft(name, {"tie_word_embeddings": True})))
+
+
 def test_checks_are_quiet_on_a_right_pair() -> None:
     """A draft that fits gives nothing, whichever of the numbers are compared."""
     assert checks.check_pair(draft(EAGLE3), target("hf-llama-clean")) == ()
