@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specctl.formats.fields import Fields
+from specctl.formats.fields import Fields, Findings, root_fields
 from specctl.formats.mtp.families import COUNT_FIELDS
 from specctl.formats.mtp.part import MtpPart
 
@@ -172,3 +172,27 @@ def _product(left: int | None, right: int | None) -> int | None:
 
 def _sum(left: int | None, right: int | None) -> int | None:
     return None if left is None or right is None else left + right
+
+
+def with_count(config: Mapping[str, object], pointer: str, count: int) -> dict[str, object]:
+    """Return a config with the field at `/a/b` set; objects on the way are copied."""
+    first, _, rest = pointer.removeprefix("/").partition("/")
+    result = dict(config)
+    if rest:
+        inner = result.get(first)
+        result[first] = with_count(inner if isinstance(inner, Mapping) else {}, rest, count)
+    else:
+        result[first] = count
+    return result
+
+
+def count_pointer(config: Mapping[str, object], fields: tuple[str, ...]) -> str | None:
+    """Return the pointer of the field that says how many layers there are.
+
+    Returns:
+        The field that is stated, else the family's first one beside the text model's dimensions;
+        None for a family without such a field.
+    """
+    root = root_fields(config, Findings())
+    count = read_count(root, text_fields(root), fields)
+    return None if count is None else count.field.partition("#")[2]

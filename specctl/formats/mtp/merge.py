@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.draft import DraftCheckpoint
-from specctl.formats.fields import Findings, root_fields
-from specctl.formats.mtp.config import read_count, text_fields
+from specctl.formats.mtp.config import count_pointer
 from specctl.formats.mtp.expert_forms import with_experts
 from specctl.formats.mtp.families import BY_NAME, DEEPSEEK, QWEN, SPECULATORS
 from specctl.formats.mtp.family import MtpFamily
@@ -64,7 +63,7 @@ def merge(draft: DraftCheckpoint, target: Checkpoint, *, depth: int | None) -> M
     left_out = [role for role in sources if _is_borrowed(role) and role not in has]
     kept = {role: source for role, source in sources.items() if role not in left_out}
     tensors = _in_place(draft, family, part, kept, root=root, indexes=indexes)
-    pointer = _count_pointer(family, target)
+    pointer = count_pointer(target.config or {}, family.count_fields)
     findings = [*_shape_findings(tensors, target), *_left_out(draft, left_out)]
     return Merge(
         tensors=tensors,
@@ -93,18 +92,6 @@ def _in_place(
     others = {role: source for role, source in sources.items() if role not in present}
     tensors = {present[role]: source for role, source in sources.items() if role in present}
     return {**tensors, **named(family, others, root=root, indexes=indexes)}
-
-
-def with_count(config: Mapping[str, object], pointer: str, count: int) -> dict[str, object]:
-    """Return a config with the field at `/a/b` set; objects on the way are copied."""
-    first, _, rest = pointer.removeprefix("/").partition("/")
-    result = dict(config)
-    if rest:
-        inner = result.get(first)
-        result[first] = with_count(inner if isinstance(inner, Mapping) else {}, rest, count)
-    else:
-        result[first] = count
-    return result
 
 
 def _present(draft: DraftCheckpoint, target: Checkpoint) -> MtpPart | None:
@@ -158,12 +145,6 @@ def _is_fused(draft: DraftCheckpoint, has: frozenset[str]) -> bool:
 
 def _is_borrowed(role: str) -> bool:
     return role_names(role)[1] in BORROWED
-
-
-def _count_pointer(family: MtpFamily, target: Checkpoint) -> str | None:
-    root = root_fields(target.config, Findings())
-    count = read_count(root, text_fields(root), family.count_fields)
-    return None if count is None else count.field.partition("#")[2]
 
 
 def _shape_findings(tensors: Mapping[str, TensorSource], target: Checkpoint) -> list[Diagnostic]:

@@ -14,6 +14,7 @@ from typing import Any
 from specctl.contract.diagnostics import Diagnostic
 from specctl.draft import DraftCheckpoint
 from specctl.formats.fields import CONFIG
+from specctl.formats.mtp.config import count_pointer, with_count
 from specctl.formats.mtp.expert_forms import with_experts
 from specctl.formats.mtp.families import DEEPSEEK, QWEN, SPECULATORS
 from specctl.formats.mtp.family import MtpFamily
@@ -47,12 +48,21 @@ def write_native(family: MtpFamily, request: WriteRequest) -> Written:
     """
     draft = request.draft
     if draft.format == family.name:
-        return Written(config=dict(draft.config), tensors=_as_stored(family, draft))
+        return Written(config=_counted(family, draft), tensors=_as_stored(family, draft))
     if draft.format != SPECULATORS.name or family.name not in (DEEPSEEK.name, QWEN.name):
         return _nothing(_other_family(family, draft))
     if family.name == QWEN.name:
         return _qwen_from_speculators(request)
     return _deepseek_from_speculators(request)
+
+
+def _counted(family: MtpFamily, draft: DraftCheckpoint) -> dict[str, object]:
+    """Return the config as stored, with the number of layers that there are (SD310, SD326)."""
+    pointer = count_pointer(draft.config, family.count_fields)
+    layers = draft.details.get("num_prediction_layers")
+    if pointer is None or not isinstance(layers, int):
+        return dict(draft.config)
+    return with_count(draft.config, pointer, layers)
 
 
 def _as_stored(family: MtpFamily, draft: DraftCheckpoint) -> dict[str, TensorSource]:

@@ -8,7 +8,8 @@ import pytest
 
 from specctl import formats
 from specctl.checkpoint import Checkpoint, open_checkpoint
-from specctl.formats.mtp.merge import Merge, merge, with_count
+from specctl.formats.mtp.config import with_count
+from specctl.formats.mtp.merge import Merge, merge
 from specctl.formats.registry import BY_NAME
 from specctl.formats.written import (
     Copy,
@@ -93,6 +94,13 @@ def test_a_slice_is_written_with_the_usual_prefix(name: str, prefix: str, tmp_pa
     assert formats.detect(out).format == read.format
     again = converted(tmp_path / "usual", read.format, tmp_path / "again")
     assert set(open_checkpoint(again).tensors) == set(out.tensors)
+
+
+@pytest.mark.parametrize("name", ["hf-qwen35-mtp-unannounced", "hf-qwen35-mtp-count"])
+def test_a_slice_says_how_many_layers_it_has(name: str, tmp_path: Path) -> None:
+    out = open_checkpoint(converted(CHECKPOINTS / name, "qwen-mtp", tmp_path / "slice"))
+    assert out.config == opened("hf-qwen35-mtp").config
+    assert [d.code for d in formats.read_draft(out).diagnostics] == ["SD301"]
 
 
 @pytest.mark.parametrize("name", QWEN)
