@@ -276,40 +276,6 @@ def test_stored_parts_of_another_markov_head_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "kept"), [(None, {}), (False, {"causal": False}), (True, {"causal": True})]
-)
-def test_a_flag_for_all_layers_is_kept_where_it_changes_one(
-    stated: bool | None, kept: dict[str, bool]
-) -> None:
-    sliding = {
-        "layer_types": ["sliding_attention", "full_attention"],
-        "use_sliding_window": True,
-        "sliding_window": 16,
-    }
-    flag = {} if stated is None else {"dflash_config.causal": stated}
-    assert dict(draft(ZLAB, {**sliding, **flag}).details) == kept
-    # full layers are open anyway
-    assert dict(draft(ZLAB, flag).details) == (kept if stated else {})
-
-
-def test_a_trainers_window_switch_slides_every_layer() -> None:
-    read = draft(ZLAB, {"dflash_config.use_swa": True, "dflash_config.swa_window_size": 32})
-    assert read.decoder is not None
-    assert read.decoder.sliding_window == 32
-    assert set(read.decoder.layer_types) == {"sliding_attention"}
-    assert "SD208" in codes(
-        draft(
-            ZLAB,
-            {
-                "dflash_config.use_swa": True,
-                "dflash_config.swa_window_size": 32,
-                "sliding_window": 64,
-            },
-        ).diagnostics
-    )
-
-
-@pytest.mark.parametrize(
     ("name", "edit", "format"),
     [
         (ZLAB, lambda: opened(ZLAB, {"architectures": DELETE}), "zlab-dflash"),
