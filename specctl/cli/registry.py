@@ -74,6 +74,14 @@ COMMANDS: tuple[Command, ...] = (
         ),
     ),
     Command(
+        name="normalize",
+        summary="Write a draft again in its own dialect, every fact in the usual place",
+        examples=(
+            "specctl normalize path/to/draft --dry-run",
+            "specctl normalize path/to/draft -o canonical --set num_speculative_tokens=7",
+        ),
+    ),
+    Command(
         name="build-token-map",
         summary="Count a corpus and write a reduced vocabulary",
         examples=(

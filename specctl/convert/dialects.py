@@ -33,10 +33,25 @@ ALIASES: Mapping[str, Mapping[Algorithm, str]] = MappingProxyType(
     {
         "speculators": _SPECULATORS,
         "eagle3": {"eagle3": "safeailab-eagle3"},
-        "dflash": {"dflash": "zlab-dflash", "dflash2": "zlab-dflash2"},
-        "dspark": {"dspark": "deepspec-dspark"},
-        "specforge": {"eagle3": "specforge-eagle3", "dspark": "deepspec-dspark"},
+        "specforge": {
+            "eagle3": "specforge-eagle3",
+            "peagle": "peagle",
+            "dflash": "zlab-dflash",
+            "dflash2": "zlab-dflash2",
+            "dspark": "deepspec-dspark",
+        },
         "modelopt": {"eagle3": "modelopt-eagle3", "dspark": "modelopt-dspark"},
+        "dspark": {"dspark": "deepspec-dspark"},
+        "dflash": {"dflash": "zlab-dflash", "dflash2": "zlab-dflash2"},
+        # What each engine reads without a converter of its own.
+        "sglang": {
+            "eagle": "eagle",
+            "eagle3": "specforge-eagle3",
+            "dflash": "zlab-dflash",
+            "dflash2": "zlab-dflash2",
+            "dspark": "deepspec-dspark",
+        },
+        "vllm": {**_SPECULATORS, "eagle": "eagle"},
     }
 )
 """Alias -> algorithm -> format."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Decoder, Rope, TensorRef
 from specctl.contract.vocabulary_map import absolute_to_offsets, pack_int64, target_mask
@@ -136,7 +138,7 @@ def map_tensors(draft: DraftCheckpoint, *, with_mask: bool = True) -> dict[str, 
     ids, size = draft.draft_to_target, draft.target_vocab_size
     if ids is None or size is None or draft.map_kind != "reduced":
         return {}
-    if ids and not (0 <= min(ids) and max(ids) < size):
+    if ids and not (min(ids) >= 0 and max(ids) < size):
         return {}  # SD402 stops the conversion
     offsets, mask = absolute_to_offsets(ids), target_mask(ids, size)
     stored = draft.tensors
@@ -198,15 +200,21 @@ def speculators_problems(request: WriteRequest) -> list[Diagnostic]:
             )
         )
     if request.target_name is None:
-        problems.append(
-            unable(
-                where=CONFIG,
-                message="a Speculators config names the target, which is not known here",
-                expected="--target TARGET or --target-name NAME",
-                found="nothing",
-            )
+        problem = unable(
+            where=CONFIG,
+            message="a Speculators config names the target, which is not known here",
+            expected="--target TARGET or --target-name NAME",
+            found="nothing",
         )
+        problems.append(_softened(request, problem))
     return problems
+
+
+def _softened(request: WriteRequest, problem: Diagnostic) -> Diagnostic:
+    """Return a problem, as an info where the source of the same dialect has it already."""
+    if request.is_same_dialect:
+        return msgspec.structs.replace(problem, severity="info")
+    return problem
 
 
 def own_or_target(request: WriteRequest, role: str) -> TensorSource | Diagnostic:
@@ -217,19 +225,21 @@ def own_or_target(request: WriteRequest, role: str) -> TensorSource | Diagnostic
         role: `embedding` or `head`.
 
     Returns:
-        The tensor, or SD602 when there is none that fits.
+        The tensor, or SD602 when there is none that fits; an info when the source is of the same
+        dialect and leaves it out.
     """
     draft, target = request.draft, request.target
     if role in draft.tensors:
         return Copy(ref=draft.tensors[role])
     ref = None if target is None else target.embedding if role == "embedding" else target.head
-    if ref is None:
-        return unable(
+    if ref is None or request.is_same_dialect:
+        problem = unable(
             where=CONFIG,
             message=f"the dialect stores the {role}, and the draft takes the target's",
             expected="--target TARGET",
             found=f"no {role}",
         )
+        return _softened(request, problem)
     size, width = draft.target_vocab_size, draft.hidden_size
     if size is None or len(ref.shape) != 2 or ref.shape[0] < size or ref.shape[1] != width:
         return unable(

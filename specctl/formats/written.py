@@ -165,11 +165,13 @@ class WriteRequest:
         draft: normalized facts, completed by the target and the user's given facts.
         target: None when the user gave none; a writer that needs it reports SD602.
         target_name: hub id or path to record as the target, None when unknown.
+        is_same_dialect: `normalize`: what the source leaves out may stay out.
     """
 
     draft: DraftCheckpoint
     target: TargetCheckpoint | None = None
     target_name: str | None = None
+    is_same_dialect: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -171,10 +171,10 @@ def write_draft(
         parts.source,
         target=parts.target_source,
     )
-    found = judge_losses((*_left_open(parts.diagnostics), *own), allow)
+    found = judge_losses((*left_open(parts.diagnostics), *own), allow)
     losses = tuple(sorted({name for d in found if (name := loss_of(d)) is not None}))
     if not has_errors(found):
-        found = (*found, *_unused(parts, written, losses))
+        found = (*found, *unused(parts, written, losses))
     if has_errors(found):
         return refused(parts.source, parts.draft.format, entry.name, out, found)
     record = provenance_record(
@@ -201,24 +201,41 @@ def write_draft(
     def check(directory: Path) -> None:
         check_written(directory, parts.draft, entry.name, losses, parts.target)
 
-    return carry_out(
+    report = planned_report(
         plan,
-        ConvertReport(
-            source=parts.source,
-            source_format=parts.draft.format,
-            written_format=entry.name,
-            output=out,
-            state="planned",
-            files=_files(plan),
-            tensors=_tensors(plan),
-            losses_allowed=losses,
-            fixes=(),
-            config_changes=(),
-            renames=(),
-            diagnostics=tuple(finding(d) for d in found),
-        ),
-        check=check,
-        options=options,
+        source=parts.source,
+        source_format=parts.draft.format,
+        format=entry.name,
+        out=out,
+        found=found,
+    )
+    report = msgspec.structs.replace(report, losses_allowed=losses)
+    return carry_out(plan, report, check=check, options=options)
+
+
+def planned_report(
+    plan: Plan,
+    *,
+    source: str,
+    source_format: str,
+    format: str,
+    out: str,
+    found: Iterable[Diagnostic],
+) -> ConvertReport:
+    """Return the report of a plan that is not carried out yet."""
+    return ConvertReport(
+        source=source,
+        source_format=source_format,
+        written_format=format,
+        output=out,
+        state="planned",
+        files=_files(plan),
+        tensors=_tensors(plan),
+        losses_allowed=(),
+        fixes=(),
+        config_changes=(),
+        renames=(),
+        diagnostics=tuple(finding(d) for d in found),
     )
 
 
@@ -273,14 +290,14 @@ def refused(
     )
 
 
-def _left_open(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+def left_open(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     """Yield findings with those as infos that the writer, or a named loss, decides."""
     for item in diagnostics:
         is_left = item.code in OPEN_FACTS or item.code in _SETTLED_BY_LOSS
         yield msgspec.structs.replace(item, severity="info") if is_left else item
 
 
-def _unused(parts: Parts, written: Written, losses: tuple[str, ...]) -> Iterator[Diagnostic]:
+def unused(parts: Parts, written: Written, losses: tuple[str, ...]) -> Iterator[Diagnostic]:
     for role in unused_tensors(parts.draft, written, losses):
         ref = parts.draft.tensors[role]
         yield diagnose(
