@@ -37,7 +37,7 @@ from specctl.contract.roles import (  # noqa: E402
     TensorRole,
 )
 from specctl.contract.strict import describe_type  # noqa: E402
-from specctl.formats import huggingface  # noqa: E402
+from specctl.formats import heads, huggingface  # noqa: E402
 from specctl.formats.block.roles import BLOCK_SYMBOLS  # noqa: E402
 from specctl.formats.block.tables import BLOCK_TABLES  # noqa: E402
 from specctl.formats.eagle.roles import MLA_SYMBOLS  # noqa: E402
@@ -288,6 +288,11 @@ def formats_page() -> str:
     for title, (_, roles) in BLOCK_TABLES.items():
         if roles not in ROLES_BY_ALGORITHM.values():
             lines += [f"### {title}", "", *role_table(roles), ""]
+    symbols = ((f"`{s}`", t) for s, t in heads.SYMBOLS.items())
+    lines += ["## Drafts of numbered heads", "", "Beside the symbols above:", ""]
+    lines += [*table(("symbol", "size"), symbols), ""]
+    for title, example in heads.EXAMPLES.items():
+        lines += [f"### {title}", "", *role_table(example.roles), ""]
     lines += ["# Prediction layers in targets", "", *family_table(), ""]
     lines += ["# Names in files", ""]
     for title, names in dialects().items():
@@ -304,7 +309,8 @@ def dialects() -> dict[str, NameTable]:
         "deepseek-mtp (target of 30 layers)": generic.names_of(
             generic.empty_part(mtp_families.DEEPSEEK, 30)
         ),
-        "huggingface (target)": huggingface.NAMES,
+        **{title: example.names for title, example in heads.EXAMPLES.items()},
+        "huggingface (target, and pard)": huggingface.NAMES,
     }
 
 

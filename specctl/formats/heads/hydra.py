@@ -10,7 +10,7 @@ layer over the target's states first. Foreign convention undone: dropout layers 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from specctl.checkpoint import Checkpoint, TensorEntry
 from specctl.contract.roles import OPTIONAL, generic_role
@@ -58,7 +58,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     is_grounded = _is_grounded(root, stored)
     tables = table(
         [
-            *_head_rows(stored, heads, is_grounded=is_grounded),
+            *head_rows(stored, heads, is_grounded=is_grounded),
             *(_prefix_rows() if variant == "prefix-mlp" else ()),
         ],
         ignored=_IGNORED,
@@ -151,9 +151,9 @@ def _is_grounded(root: Fields, stored: Mapping[str, TensorEntry]) -> bool:
     return seen or (bool(stated) and not stored)
 
 
-def _head_rows(
-    stored: Mapping[str, TensorEntry], heads: int, *, is_grounded: bool
-) -> Iterator[Row]:
+def head_rows(stored: Iterable[str], heads: int, *, is_grounded: bool) -> Iterator[Row]:
+    """Yield names and shapes of as many heads, with the blocks that the stored keys number."""
+    stored = tuple(stored)
     for h in range(heads):
         places = numbers(stored, BLOCK.replace(r"(\d+)", str(h), 1)) or (0,)
         for block, place in enumerate(places):

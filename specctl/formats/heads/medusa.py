@@ -46,7 +46,7 @@ def read_original(checkpoint: Checkpoint) -> DraftCheckpoint:
     heads = count_heads(root, "medusa_num_heads", len(found))
     blocks = len(numbers(keys, ORIGINAL_BLOCK, 2)) or root.integer("medusa_num_layers") or 0
     report_blocks(root, "medusa_num_layers", blocks)
-    tables = table(_original_rows(heads, blocks))
+    tables = table(original_rows(heads, blocks))
     matched = _match(checkpoint, tables, root)
     head = matched.tensors.get("heads.0.head")
     block = matched.tensors.get("heads.0.blocks.0.weight")
@@ -65,7 +65,7 @@ def read_vllm(checkpoint: Checkpoint) -> DraftCheckpoint:
     blocks = len(numbers(keys, VLLM_BLOCK, 2)) or root.integer("num_hidden_layers") or 0
     report_blocks(root, "num_hidden_layers", blocks)
     is_shared = bool(root.flag("original_lm_head"))
-    tables = table(_vllm_rows(heads, blocks, is_shared=is_shared))
+    tables = table(vllm_rows(heads, blocks, is_shared=is_shared))
     matched = _match(checkpoint, tables, root)
     has_bias = root.flag("medusa_fc_bias")
     stored = [ref for role, ref in matched.tensors.items() if role.endswith(".bias")]
@@ -83,7 +83,8 @@ def read_vllm(checkpoint: Checkpoint) -> DraftCheckpoint:
     )
 
 
-def _original_rows(heads: int, blocks: int) -> Iterator[Row]:
+def original_rows(heads: int, blocks: int) -> Iterator[Row]:
+    """Yield names and shapes of a `medusa_lm_head.pt` with as many heads of as many blocks."""
     for h in range(heads):
         for b in range(blocks):
             yield Row(
@@ -100,7 +101,8 @@ def _original_rows(heads: int, blocks: int) -> Iterator[Row]:
         yield Row(role=f"heads.{h}.head", keys=(f"{h}.{blocks}.weight",), shape=("V", "H"))
 
 
-def _vllm_rows(heads: int, blocks: int, *, is_shared: bool) -> Iterator[Row]:
+def vllm_rows(heads: int, blocks: int, *, is_shared: bool) -> Iterator[Row]:
+    """Yield names and shapes of vLLM's layout; `is_shared`: one output matrix for all heads."""
     for h in range(heads):
         for b in range(blocks):
             stem = f"blocks.{h}.layers.{b}."

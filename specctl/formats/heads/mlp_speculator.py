@@ -32,7 +32,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     found = len(numbers(checkpoint.tensors, _HEAD))
     steps = root.integer(COUNT_KEY, maximum=MAX_HEADS, is_required=True) or found
     _check_count(root, steps, found, is_tied=is_tied)
-    tables = table(_rows(steps, is_tied=is_tied))
+    tables = table(step_rows(steps, is_tied=is_tied))
     matched = match(checkpoint, tables, root, conditions=frozenset())
     width = root.integer("emb_dim", "draft.target_hidden_size", is_required=True)
     inner = root.integer("inner_dim", minimum=0) or width
@@ -63,7 +63,8 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     )
 
 
-def _rows(steps: int, *, is_tied: bool) -> Iterator[Row]:
+def step_rows(steps: int, *, is_tied: bool) -> Iterator[Row]:
+    """Yield names and shapes of as many steps; tied ones may be stored once."""
     for i in range(steps):
         when = OPTIONAL if is_tied and i > 0 else ALWAYS
         shapes = {"emb": ("V", "I"), "head": ("V", "I"), "ln.weight": ("I",), "ln.bias": ("I",)}
