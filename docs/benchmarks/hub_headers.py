@@ -35,6 +35,7 @@ DRAFT = ROOT / "fixtures" / "drafts" / "smollm2-135m-eagle3"
 REPOSITORIES = ("org/draft", "org/qwen3-32b", "org/deepseek-v3")
 DELAYS_MS = (0, 20)
 ARMS = ("specctl", "huggingface_hub", "huggingface_hub, with config")
+PLACES = tuple((name, delay) for name in REPOSITORIES for delay in DELAYS_MS)
 REPOSITORIES_TEXT = (
     "`org/draft` is one file, `org/qwen3-32b` 16 shards of 65 GB together, `org/deepseek-v3` 163 "
     "shards of 688 GB."
@@ -133,7 +134,9 @@ def measure(connection: Connection, runs: int) -> Results:
         for delay_ms in DELAYS_MS:
             for number in range(runs + 1):
                 answers = []
-                for arm, function in functions.items():
+                turn = number % len(ARMS)  # each arm is first, second and last equally often
+                for arm in (*ARMS[turn:], *ARMS[:turn]):
+                    function = functions[arm]
                     connection.send(delay_ms / 1e3)
                     connection.recv()
                     with tempfile.TemporaryDirectory() as cache:
@@ -180,7 +183,7 @@ def page(results: Results, runs: int, load: tuple[float, float]) -> str:
             "",
             "| repository | delay, ms | arm | requests | MB | median, ms | min | max |",
             "|---|---:|---|---:|---:|---:|---:|---:|",
-            *(row(key, figures) for key, figures in results.items()),
+            *(row((*place, arm), results[(*place, arm)]) for place in PLACES for arm in ARMS),
             "",
             ONE_FILE_TEXT,
             "",

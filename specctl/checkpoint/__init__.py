@@ -11,7 +11,6 @@ from pathlib import Path
 from specctl.checkpoint.checkpoint import Checkpoint, digest_file
 from specctl.checkpoint.directory import DEFAULT_ACCESS, Access, open_checkpoint
 from specctl.checkpoint.source import resolve_source
-from specctl.checkpoint.sources.hub import pinned_source
 from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, tensor_place
 from specctl.checkpoint.writing import atomic_write, write_safetensors, write_text_atomic
@@ -28,7 +27,6 @@ __all__ = [
     "is_hub_source",
     "local_copy",
     "open_checkpoint",
-    "pinned_source",
     "read_pt_ints",
     "resolve_source",
     "source_directory",

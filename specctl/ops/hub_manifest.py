@@ -22,8 +22,8 @@ from specctl.checkpoint import (
     is_hub_source,
     local_copy,
     open_checkpoint,
-    pinned_source,
 )
+from specctl.checkpoint.sources.hub import pinned_source
 from specctl.contract.codec import dump_manifest, load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import Draft, Manifest, Target, TensorRef, WeightFile

@@ -209,6 +209,10 @@ class Hub(Protocol):
     def name(self) -> HubName:
         """What the source said."""
 
+    @property
+    def is_offline(self) -> bool:
+        """Tell whether the client's own settings forbid every connection."""
+
     def listing(self) -> Listing:
         """Resolve the revision and return the files.
 

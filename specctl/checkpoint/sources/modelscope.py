@@ -77,7 +77,10 @@ class ModelScopeHub:
             )
         self._api = self._new_api(None)
 
-    is_offline = False  # the client has no variable for it; `--offline` has
+    @property
+    def is_offline(self) -> bool:
+        """Return False: the client has no setting for it, `--offline` is ours."""
+        return False
 
     def _new_api(self, endpoint: str | None) -> Any:
         with warnings.catch_warnings():

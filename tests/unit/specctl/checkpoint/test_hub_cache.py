@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from specctl.checkpoint import Access, open_checkpoint
 from specctl.checkpoint.sources.hub import parse_hub_name
 from specctl.contract.diagnostics import DiagnosticError
-from tests.hub_clients import IDS, SMALL, opened, refusal, sharded
+from tests.hub_clients import IDS, SMALL, need_modelscope, opened, refusal, sharded
 from tests.mock_hub import MockHub, Repo
 
 # Cache
@@ -110,3 +112,23 @@ def test_any_text_after_the_scheme_is_a_name_or_refused(text: str) -> None:
         assert ".." not in name.subfolder.split("/")
         assert name.repository.count("/") == 1
     assert codes == {"SD146"}
+
+
+# Clients
+
+
+@pytest.mark.parametrize("module", ["huggingface_hub", "modelscope_hub"])
+def test_a_client_that_is_not_installed(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    source = "hf:org/small" if module == "huggingface_hub" else "ms:org/small"
+    code, text = refusal(lambda: open_checkpoint(source))
+    assert (code, "pip install" in text, module in text) == ("SD147", True, True)
+
+
+def test_a_client_that_is_too_old(hub: MockHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_modelscope()
+    import modelscope_hub
+
+    monkeypatch.setattr(modelscope_hub, "__version__", "0.4.6")
+    code, text = refusal(lambda: open_checkpoint("ms:org/small"))
+    assert (code, "too old" in text, hub.seen) == ("SD147", True, [])
