@@ -17,6 +17,7 @@ from specctl.checks.scan import ELEMENT_BYTES, cosine, floats, pieces
 from specctl.contract.diagnostics import Diagnostic, diagnose
 
 SAMPLE = 128
+ROUNDING_ABOVE = 0.9999  # rounding to bf16 turns a row by about a thousandth
 UNRELATED_BELOW = 0.2  # rows of unrelated tables of a hundred columns and more stay below a tenth
 
 
@@ -103,8 +104,10 @@ def check_likeness(
         where=ours.entry.describe(),
         message={
             "equal": f"all {rows} rows of `{key}` are the target's",
-            "trained": f"`{key}` differs from the target's {role}: mean cosine {found.cosine:.3f} "
-            f"over {rows} rows",
+            "trained": f"`{key}` is the target's {role} up to rounding, over {rows} compared rows"
+            if found.cosine > ROUNDING_ABOVE and ours.entry.dtype != theirs.entry.dtype
+            else f"`{key}` differs from the target's {role}: mean cosine {found.cosine:.3f} over "
+            f"{rows} rows",
             "unrelated": f"`{key}` has nothing of the target's {role}: mean cosine "
             f"{found.cosine:.3f} over {rows} rows",
         }[found.kind],

@@ -58,7 +58,7 @@ CODES: tuple[Code, ...] = (
         severity="info",
         summary="A stored embedding or head is the target's, row by row.",
         why="It may be shared: memory is saved, and nothing changes.",
-        fix="Nothing to do; `normalize --unsafe-fixes` leaves the copy out",
+        fix="Nothing to do; the tensor may be left out where the engine shares the target's",
     ),
     Code(
         code="SD526",

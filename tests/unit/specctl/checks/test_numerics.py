@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from specctl.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from specctl.checks import scan as scanning
 from specctl.checks.freshness import fresh_law
-from specctl.checks.likeness import Table, compare
+from specctl.checks.likeness import Table, check_likeness, compare
 from specctl.checks.scan import ELEMENT_BYTES, cosine, floats, scan
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.ops.deep import deep_findings
@@ -198,6 +198,24 @@ def test_likeness_compares_rows_by_target_id() -> None:
     assert changed.kind == "trained"
     assert compare(table(bytes(40 * 6 * 4), 40, 6), theirs, None) is None
     assert compare(table(bytes(40 * 8 * 4), 40, 8), theirs, None) is None
+
+
+def test_an_embedding_in_another_dtype_differs_by_rounding_only() -> None:
+    draw = random.Random(5)
+    values = [[draw.gauss(0, 1) for _ in range(64)] for _ in range(20)]
+    single = table(b"".join(struct.pack("<64f", *row) for row in values), 20, 64)
+    half = table(b"".join(struct.pack("<64e", *row) for row in values), 20, 64, "F16")
+    found = compare(half, single, None)
+    assert found is not None
+    assert found.kind == "trained"
+    (finding,) = check_likeness("embedding", half, single)
+    assert (finding.code, finding.severity) == ("SD526", "info")
+    assert "up to rounding" in finding.message
+
+
+@pytest.mark.parametrize("name", ["medusa-clean", "hydra-prefix", "hf-llama-bin"])
+def test_weights_in_torch_archives_are_read_through(name: str) -> None:
+    assert deep(name) == {}
 
 
 def deep(name: str, target: str | None = None) -> dict[str, str]:

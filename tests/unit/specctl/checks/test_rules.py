@@ -38,6 +38,8 @@ RULES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "R5": (
         "the map: present, in range, unique, decided, and what the mask marks",
         {
+            "SD133": (f"{E3}map-float",),
+            "SD222": (f"{E3}map-ranked",),
             "SD401": (f"{E3}map-missing",),
             "SD402": (f"{E3}map-negative", f"{E3}map-too-large"),
             "SD403": (f"{E3}map-ambiguous",),
@@ -58,6 +60,7 @@ RULES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "SD306": (f"{E3}default-layers-alone",),
             "SD308": (f"{E3}layers-unordered", f"{E3}layers-repeated"),
             "SD312": (f"{E3}last-state",),
+            "SD324": ("zlab-dflash-default-layers",),
         },
     ),
     "R7": (
