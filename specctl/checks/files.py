@@ -13,6 +13,7 @@ from specctl.contract.diagnostics import Diagnostic, capped, diagnose
 
 MASK_FILE = "mask_embedding.pt"
 _COMMON_NAMES = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _TIE = "tie_word_embeddings"
 _INNER = ("text_config", "llm_config")
 
@@ -23,7 +24,7 @@ def check_files(
     side: Mapping[str, object] | None,
     draft_keys: frozenset[str] = frozenset(),
 ) -> tuple[Diagnostic, ...]:
-    """Return SD417, SD418, SD511 to SD518 and SD531.
+    """Return SD124, SD417, SD418, SD511 to SD518 and SD531.
 
     Args:
         checkpoint: the opened files.
@@ -36,6 +37,7 @@ def check_files(
         chain(
             check_quantization(stored),
             _check_names(checkpoint),
+            _check_other_container(checkpoint),
             _check_mask_file(checkpoint),
             _check_tie(config),
         )
@@ -59,6 +61,22 @@ def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             message=f"`{file}` holds {counts[file]} tensors, and `{_COMMON_NAMES[0]}` does not "
             "match its name",
         )
+
+
+def _check_other_container(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield SD124 for pickles beside safetensors: which of the two is read differs by engine."""
+    if checkpoint.container != "safetensors":
+        return
+    for name in _PICKLES:
+        if name in checkpoint.file_names:
+            yield diagnose(
+                "SD124",
+                where=name,
+                message=f"`{name}` was not read: the safetensors files decide; SafeAILab's EAGLE "
+                "reads the pickle first",
+                help="Remove it when it holds the same weights, or other ones",
+                severity="info",
+            )
 
 
 def _check_mask_file(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

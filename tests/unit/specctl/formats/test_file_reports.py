@@ -197,6 +197,22 @@ def test_vllm_54230_of_two_files_with_one_tensor_the_index_decides() -> None:
     assert {entry.file for entry in stray.tensors.values()} <= {file.file for file in stray.files}
 
 
+def test_mlx_vlm_1464_what_lies_beside_the_read_files_is_named(tmp_path: Path) -> None:
+    """mlx-vlm issue 1464 (C013): one file beside an index, and a pickle beside safetensors."""
+    sharded = tmp_path / "sharded"
+    shutil.copytree(CHECKPOINTS / "hf-llama-sharded", sharded)
+    shutil.copy(CHECKPOINTS / "hf-llama-clean" / "model.safetensors", sharded)
+    (single,) = load(str(sharded)).diagnostics
+    assert (single.code, single.severity) == ("SD124", "warning")
+    assert "model.safetensors.index.json" in single.message
+    both = tmp_path / "both"
+    shutil.copytree(CHECKPOINTS / EAGLE3, both)
+    (both / "pytorch_model.bin").write_bytes(b"PK")
+    (pickle,) = load(str(both)).diagnostics
+    assert (pickle.code, pickle.severity) == ("SD124", "info")
+    assert pickle.where.endswith("pytorch_model.bin")
+
+
 def test_coser_3_half_of_the_shards_is_not_a_checkpoint() -> None:
     """CoSER issue 3 (58): two files say that they are of four, and there is no index."""
     (found,) = loaded("container-half-uploaded")
