@@ -37,7 +37,8 @@ def report_required(
 
 
 def _required(part: MtpPart, style: LayerStyle) -> list[str]:
-    around = [role for role, _ in part.family.names if role not in ("embedding", "head")]
+    free = ("embedding", "head", *part.family.optional)
+    around = [role for role, _ in part.family.names if role not in free]
     several = part.num_fused > 1
     required: list[str] = []
     for role, template in part.family.names:

@@ -132,6 +132,7 @@ QWEN4 = replace(
         ("fc_hidden.weight", "fc_hidden.weight"),
         *QWEN.names[1:],
     ),
+    optional=("norm",),  # the mixer of the streams is the last norm
     extras=r"hyper_connection_mixer\..+",
     block_style="own",
     concat_order="separate matrices",

@@ -33,6 +33,7 @@ class MtpFamily:
         names: (role, key after the root) of what is not a decoder layer.
         block: prefix of the layers after the root.
         is_after_trunk: the layers are numbered on from the target's.
+        optional: roles of `names` that a file may lack, besides copies of embedding and head.
         extras: regular expression after the root of tensors around the layers that are carried by
             their own name; empty without any.
         aliases: (key part, canonical key part) inside a layer, where a family has its own words.
@@ -57,6 +58,7 @@ class MtpFamily:
     names: tuple[tuple[str, str], ...]
     block: str
     is_after_trunk: bool = False
+    optional: tuple[str, ...] = ()
     extras: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
     block_style: BlockStyle = "llama"

@@ -30,7 +30,7 @@ BUNDLED: dict[str, tuple[str, int, str, str, int, bool, int]] = {
     "hf-qwen3-next-mtp": ("qwen-mtp", 1, "grouped-query", "experts", 3, False, 26),
     "hf-qwen35-mtp": ("qwen-mtp", 1, "grouped-query", "dense", 0, False, 15),
     "hf-qwen35-moe-mtp": ("qwen-mtp", 1, "grouped-query", "fused experts", 3, False, 19),
-    "hf-qwen4-mtp": ("qwen4-mtp", 1, "grouped-query", "fused experts", 3, False, 23),
+    "hf-qwen4-mtp": ("qwen4-mtp", 1, "grouped-query", "fused experts", 3, False, 31),
     "hf-exaone-mtp": ("exaone-mtp", 1, "grouped-query", "dense", 0, False, 15),
     "hf-mimo-mtp": ("mimo-mtp", 1, "grouped-query", "dense", 0, False, 16),
     "hf-mimo-v2-mtp": ("mimo-v2-mtp", 3, "grouped-query", "dense", 0, False, 42),
@@ -215,7 +215,7 @@ def test_a_sidecar_may_have_any_prefix(prefix: str) -> None:
     assert formats.detect(renamed).format == "qwen4-mtp"
     read = formats.read_draft(renamed)
     assert codes(read.diagnostics) == ["SD301"]
-    assert len(read.tensors) == 23
+    assert len(read.tensors) == 31  # as the published sidecar has
 
 
 def test_an_expert_that_is_missing_is_named() -> None:

@@ -65,6 +65,13 @@ LAYERS: dict[str, tuple[str, str, str, str, dict[str, Any]]] = {
         "Qwen3_5MoeDecoderLayer",
         {},
     ),
+    "hf-qwen4-mtp": (
+        "qwen4-mtp",
+        "qwen4_exp",
+        "Qwen4ExpTextConfig",
+        "Qwen4ExpTextDecoderLayer",
+        {"ple_layer_ids": []},
+    ),
     "hf-exaone-mtp": ("exaone-mtp", "exaone_moe", "ExaoneMoeConfig", "ExaoneMoeDecoderLayer", {}),
     "hf-ernie-mtp": (
         "ernie-mtp",
