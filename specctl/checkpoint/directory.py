@@ -22,7 +22,7 @@ from specctl.checkpoint.index import SHARD_NAME, Index, read_index, reconcile
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.safetensors_header import needed_bytes, read_header
 from specctl.checkpoint.sources.opening import open_store
-from specctl.checkpoint.sources.store import FileStore, Needed
+from specctl.checkpoint.sources.store import PREFETCH_FILES, FileStore, Needed
 from specctl.checkpoint.tensor_entry import TensorEntry, printable
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.fingerprint import digest_bytes
@@ -255,8 +255,10 @@ def _read_files(
 ) -> tuple[list[list[TensorEntry]], tuple[WeightFile, ...]]:
     entries: list[list[TensorEntry]] = []
     files: list[WeightFile] = []
-    store.prefetch(dict.fromkeys(names, needed_bytes))
-    for name in names:
+    for place, name in enumerate(names):
+        if place % PREFETCH_FILES == 0:
+            ahead = names[place : place + PREFETCH_FILES]
+            store.prefetch(dict.fromkeys(ahead, needed_bytes))
         found, record = reader(store, name, findings)
         entries.append(found)
         if record is not None:

@@ -50,6 +50,7 @@ _STORAGES: MappingProxyType[str, str] = MappingProxyType(
 )
 T = TypeVar("T")
 _LOCAL_HEADER_BYTES = 30
+_BUFFER_BYTES = 1 << 17  # on a hub every buffer is a request
 _ZIP_ERRORS = (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, KeyError)
 
 
@@ -132,7 +133,7 @@ class TorchArchive:
 
     def __init__(self, stored: StoredFile) -> None:
         self._file = stored
-        self._zip = zipfile.ZipFile(io.BufferedReader(RangeStream(stored)))
+        self._zip = zipfile.ZipFile(io.BufferedReader(RangeStream(stored), _BUFFER_BYTES))
         names = [n for n in self._zip.namelist() if n.endswith("/data.pkl") or n == "data.pkl"]
         if len(names) != 1:
             self._zip.close()

@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from specctl.checkpoint.sources.hub import Hub, HubError, Listing
 from specctl.checkpoint.sources.local import LocalFile
 from specctl.checkpoint.sources.ranges import Got, Pause, read_range
-from specctl.checkpoint.sources.store import PREFETCH_BYTES, Needed, StoredFile
+from specctl.checkpoint.sources.store import PREFETCH_BYTES, PREFETCH_FILES, Needed, StoredFile
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 HEAD_BYTES = 100_000
@@ -24,6 +24,9 @@ HEAD_BYTES = 100_000
 
 TAIL_BYTES = 65_536
 MAX_EXPECTED = 256
+MAX_WHOLE_BYTES = 100_000_000  # a JSON file above it is refused by its size
+MAX_AHEAD_BYTES = 4 << 20  # of a longer header the rest is got when it is read
+MAX_OPEN = 2 * PREFETCH_FILES
 WORKERS = 8
 
 _Read = Callable[[int, int], Got]
@@ -216,13 +219,16 @@ class RemoteStore:
         def get(name: str, needed: Needed | None) -> None:
             try:
                 stored = self.open(name)  # left open: closing drops what was got
-                if needed is None:
+                if needed is not None:
+                    length = needed(stored.read_at(0, PREFETCH_BYTES))
+                    stored.read_at(0, min(length, MAX_AHEAD_BYTES))
+                elif stored.size <= MAX_WHOLE_BYTES:
                     stored.read_at(0, stored.size)
-                else:
-                    stored.read_at(0, needed(stored.read_at(0, PREFETCH_BYTES)))
             except DiagnosticError:
                 return  # the reader meets it again and reports it at its place
 
+        while len(self._open) + len(wanted) > MAX_OPEN and self._open:
+            del self._open[next(iter(self._open))]  # read long ago; its first bytes go with it
         if len(wanted) > 1:
             with ThreadPoolExecutor(min(WORKERS, len(wanted))) as pool:
                 list(pool.map(get, wanted.keys(), wanted.values()))

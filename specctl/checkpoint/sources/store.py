@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Needed = Callable[[bytes], int]
 """From the first `PREFETCH_BYTES` of a file, how many of its bytes a reader reads."""
 
+PREFETCH_FILES = 128
+"""Files that are prefetched at once at most, so that memory stays bounded."""
+
 PREFETCH_BYTES = 512
 """Bytes that `FileStore.prefetch` passes on to find out how many a reader needs."""
 

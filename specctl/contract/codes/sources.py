@@ -101,7 +101,7 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="The hub's client library is not installed, or is too old.",
         why="Logins, caches and mirrors are the client's; there is no second implementation here.",
-        fix="`pip install 'specctl[modelscope]'`",
+        fix="`pip install -U huggingface_hub`, for ModelScope `pip install 'specctl[modelscope]'`",
     ),
     Code(
         code="SD148",

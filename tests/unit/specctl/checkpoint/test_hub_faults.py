@@ -154,3 +154,18 @@ def test_silence_ends_after_the_timeout(
         monkeypatch.setattr(client, "DOWNLOAD_TIMEOUT", 0.05)
     hub.fail("config.json", *[Fault(stall_s=0.3)] * ATTEMPTS)
     assert refusal(lambda: opened(f"{kind}:org/small"))[0] == "SD141"
+
+
+def test_a_config_of_600_gb_is_refused_by_its_size(hub: MockHub, kind: str) -> None:
+    hub.repos["org/small"].files["config.json"] = Sparse(b"{", 600 * 10**9)
+    found = opened(f"{kind}:org/small")
+    assert [(d.code, d.where) for d in found.diagnostics] == [("SD117", "config.json")]
+    assert hub.num_bytes < 10**6
+
+
+def test_more_shards_than_are_kept_open(hub: MockHub, kind: str) -> None:
+    hub.repos["org/big"] = Repo(files=sharded(300, 1 << 20))
+    found = opened(f"{kind}:org/big")
+    assert len(found.tensors) == 300
+    assert found.diagnostics == ()
+    assert len(hub.of("//model-")) == 300
