@@ -181,6 +181,21 @@ class _Page:
             f"{draft.format}: {layers}{_count(draft.num_tensors, 'tensor')}, "
             f"{draft.num_bytes:,} bytes",
         )
+        self.prediction(draft.details)
+
+    def prediction(self, details: Mapping[str, object]) -> None:
+        """Add what a prediction layer is and reads; nothing for another draft."""
+        if "concat_order" not in details or "attention" not in details:
+            return
+        experts = details.get("num_experts")
+        kind = [
+            f"{details['attention']} attention",
+            *(["output gate"] if details.get("has_output_gate") else []),
+            *(["indexer"] if details.get("has_indexer") else []),
+            f"{experts} experts" if experts else f"{details['mlp']} MLP",
+        ]
+        self.row("layer", ", ".join(kind))
+        self.row("reads", f"({details['concat_order']}), {details['hidden_input']}")
 
     def tensors(self, tensors: Tensors) -> None:
         """Add the totals, and counts and bytes of each part."""
