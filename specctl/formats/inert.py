@@ -8,6 +8,7 @@ its meaning is known and no engine's arithmetic depends on it.
 from __future__ import annotations
 
 _PROVENANCE = (
+    "_attn_implementation",
     "_name_or_path",
     "architectures",
     "auto_map",
@@ -30,9 +31,13 @@ _LIBRARY = (
     "is_encoder_decoder",
     "is_llama_config",
     "label2id",
+    "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
+    "output_scores",
     "pad_token_id",
+    "position_embedding_type",
+    "prefix",
     "pretraining_tp",
     "problem_type",
     "return_dict",

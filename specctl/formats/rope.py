@@ -21,7 +21,7 @@ def read_rope(fields: Fields, path: str) -> Rope | None:
     if not all(_is_whole(part) for part in (fields, nested, scaling) if part is not None):
         return None
     source = nested or scaling
-    theta = _theta(fields, nested, path)
+    theta = _theta(fields, nested, scaling, path)
     if theta is None:
         return None
     if source is None:
@@ -39,14 +39,20 @@ def read_rope(fields: Fields, path: str) -> Rope | None:
     return Rope(theta=theta, kind=kind, parameters={} if kind == "default" else _plain(numbers))
 
 
-def _theta(fields: Fields, nested: Fields | None, path: str) -> float | None:
+def _theta(
+    fields: Fields, nested: Fields | None, scaling: Fields | None, path: str
+) -> float | None:
+    """Return theta from whichever object states it; ModelOpt puts it into `rope_scaling` too."""
     theta_path = f"{path}.theta"
-    if nested is None or not nested.has("rope_theta"):
+    inner = [part for part in (nested, scaling) if part is not None and part.has("rope_theta")]
+    if not inner:
         return fields.number("rope_theta", theta_path)
-    theta = nested.number("rope_theta", theta_path)
-    if fields.has("rope_theta") and fields.number("rope_theta") != theta:
-        _conflict(fields, "rope_theta", theta, fields.raw("rope_theta"))
-        return None
+    theta = inner[0].number("rope_theta", theta_path)
+    others = [*inner[1:], *([fields] if fields.has("rope_theta") else [])]
+    for other in others:
+        if other.number("rope_theta") != theta:
+            _conflict(fields, "rope_theta", theta, other.raw("rope_theta"))
+            return None
     return theta
 
 
@@ -106,7 +112,7 @@ def _conflict(fields: Fields, key: str, nested: object, other: object) -> None:
     fields.findings.add(
         "SD208",
         where=fields.where("rope_parameters") + f"/{key}",
-        message=f"`{key}` is {nested} in `rope_parameters` and {other} beside it",
+        message=f"`{key}` is {nested} in one place of the rotary numbers and {other} in another",
         expected="one value",
         found=f"{nested} and {other}",
     )

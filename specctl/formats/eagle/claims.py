@@ -107,7 +107,8 @@ def speculators_eagle1(evidence: Evidence) -> str | None:
 
 def _is_without_states(evidence: Evidence) -> bool:
     eagle = evidence.config.get("eagle_config")
-    return isinstance(eagle, dict) and eagle.get("use_aux_hidden_state") is False
+    switches = (evidence.config, eagle if isinstance(eagle, dict) else {})
+    return any(part.get("use_aux_hidden_state") is False for part in switches)
 
 
 def _is_eagle3(evidence: Evidence) -> bool:

@@ -6,8 +6,8 @@ the draft's config under `model`), and Speculators' type `eagle` (0.1 to 0.6).
 
 Foreign conventions undone: an absent `bias` means a bias to the reference; the first layer has no
 input norm; the config may state the target's layer count.
-*Source:* SafeAILab/EAGLE `cnets1.py`; vLLM pull requests 6830 and 12831, issue 11126; Speculators
-0.6 `EagleSpeculatorConfig` and its converter.
+*Source:* SafeAILab/EAGLE `cnets1.py`; vLLM pull requests 6830, 12831 and 14990, issue 11126;
+Speculators 0.6 `EagleSpeculatorConfig` and its converter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specctl.formats.eagle.eagle3 import IGNORED_KEYS, read_target_hidden, repor
 from specctl.formats.eagle.roles import EAGLE1_ROLES
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import Family, flat_layers
-from specctl.formats.names import Matched, Name, NameTable, at_layer, layer_names
+from specctl.formats.names import Ignored, Matched, Name, NameTable, at_layer, layer_names
 from specctl.formats.speculators import layer_fields, read_token_count, report_gamma_missing
 from specctl.formats.vocabulary import identity_vocabulary
 
@@ -49,6 +49,11 @@ WRAPPER_NAMES = NameTable(
         *layer_names("layers.{i}."),
     ),
     ignored=IGNORED_KEYS,
+)
+# Switches of the wrapper that are on when absent, and the norm that each makes an identity.
+_SKIPPED: tuple[tuple[str, str, str], ...] = (
+    ("skip_prenorm", "layers.{i}.input_norm", r"(model\.)?layers\.0\.input_layernorm\.weight"),
+    ("skip_output_norm", "norm", r"(model\.)?norm\.weight"),
 )
 SPECULATORS_NAMES = NameTable(
     names=(
@@ -89,19 +94,33 @@ def read_wrapper(checkpoint: Checkpoint) -> DraftCheckpoint:
     inner = root.section("model") or root
     layers, family = flat_layers(inner, absent_model_type="llama")
     _report_retired(root, "model_type", "vLLM's `eagle` wrapper", "native EAGLE (`eagle`)")
+    skipped = [row for row in _SKIPPED if inner.flag(row[0]) is not False]
     tokens = root.integer("num_lookahead_tokens", "geometry.num_speculative_tokens")
     if tokens is None:
         report_gamma_missing(root, CONFIG)
     return _read(
         checkpoint,
         format="vllm-eagle",
-        names=WRAPPER_NAMES,
+        names=_without_norms(skipped),
         root=root,
         layers=layers,
         family=family,
         has_bias=root.flag("eagle_fc_bias"),
         has_layernorms=None,
         tokens=tokens,
+    )
+
+
+def _without_norms(skipped: list[tuple[str, str, str]]) -> NameTable:
+    """Return the wrapper's names with the norms that it skips as known and unused."""
+    gone = {role for _, role, _ in skipped}
+    ignored = tuple(
+        Ignored(pattern=pattern, reason=f"`{key}` is not false, so that this norm does nothing")
+        for key, _, pattern in skipped
+    )
+    return NameTable(
+        names=tuple(row for row in WRAPPER_NAMES.names if row.role not in gone),
+        ignored=(*WRAPPER_NAMES.ignored, *ignored),
     )
 
 

@@ -96,7 +96,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     findings = root.findings
     report_gamma_missing(root, CONFIG)
     nested = root.section("eagle_config")
-    note_switches(nested)
+    note_switches(root, nested)
     flags = read_norm_flags(
         root, has_norm_before_residual=flat_norm_before_residual(root, nested), nested=nested
     )

@@ -36,7 +36,7 @@ from specctl.formats.eagle.eagle3 import (
     report_unflagged,
 )
 from specctl.formats.eagle.parallel_heads import heads_names, heads_roles
-from specctl.formats.eagle.roles import ALL_PARTS, Parts
+from specctl.formats.eagle.roles import Parts
 from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
 from specctl.formats.model_types import flat_layers
 from specctl.formats.names import NameTable
@@ -52,6 +52,8 @@ NEMO = Dialect(format="nemo-eagle3", names=NEMO_NAMES)
 # tensors show.
 _TEMPLATE_NOTES = (
     "eagle_architecture",
+    "eagle_decoder_type",
+    "has_lm_head",
     "next_layer_regular",
     "parallel_draft_step",
     "parallel_draft_heads_num_layers",
@@ -103,7 +105,7 @@ def _read(checkpoint: Checkpoint, dialect: Dialect) -> DraftCheckpoint:
     if flags.has_norm_output and dialect is not SAFEAILAB:
         report_norm_output(root)
     names = heads_names(dialect.names, checkpoint.tensors)
-    parts = _parts(checkpoint.tensors, names, nested)
+    parts = _parts(checkpoint.tensors, names, root, nested)
     return read_eagle3(
         checkpoint,
         Dialect(
@@ -139,33 +141,33 @@ def flat_norm_before_residual(root: Fields, nested: Fields | None) -> bool:
     value = holder.flag(key, path)
     if value is None:
         root.findings.derived(
-            path, root.where(key), "SafeAILab adds the state before its norm to the residual"
+            path, root.where(key), "SafeAILab and ModelOpt add the state before its norm"
         )
     return bool(value)
 
 
-def note_switches(nested: Fields | None) -> None:
+def note_switches(root: Fields, nested: Fields | None) -> None:
     """Take note of the template's switches in a dialect that always holds every part."""
-    if nested is not None:
+    for fields in (root, nested):
         for key in (*_TEMPLATE_NOTES, _AUX.key, _FIRST.key, _LAST.key):
-            nested.raw(key)
+            if fields is not None:
+                fields.raw(key)
 
 
-def _parts(tensors: Mapping[str, TensorEntry], names: NameTable, nested: Fields | None) -> Parts:
+def _parts(
+    tensors: Mapping[str, TensorEntry], names: NameTable, root: Fields, nested: Fields | None
+) -> Parts:
     """Return the parts that the switches keep; a stored tensor of a part left out is SD506."""
-    if nested is None:
-        return ALL_PARTS
-    for key in _TEMPLATE_NOTES:
-        nested.raw(key)
+    note_switches(root, nested)
     keys = {names.role_of(key): key for key in tensors}
     kept: dict[str, bool] = {}
     for switch in (_AUX, _FIRST, _LAST):
-        stated = nested.flag(switch.key)
+        holder = nested if nested is not None and nested.has(switch.key) else root
+        stated = holder.flag(switch.key)
         stored = keys.get(switch.role)
-        kept[switch.key] = stated is not False
+        kept[switch.key] = stated is not False or stored is not None
         if stated is False and stored is not None:
-            report_unflagged(nested, tensors[stored].describe(), stored, switch.key)
-            kept[switch.key] = True
+            report_unflagged(holder, tensors[stored].describe(), stored, switch.key)
     return Parts(
         has_aux_states=kept[_AUX.key],
         has_first_norm=kept[_FIRST.key],
@@ -175,7 +177,8 @@ def _parts(tensors: Mapping[str, TensorEntry], names: NameTable, nested: Fields 
 
 def read_aux(root: Fields, nested: Fields | None) -> AuxFacts:
     """Return the captured layers of a flat config; SD303 when their numbering is not certain."""
-    holders = [fields for fields in (nested, root) if fields is not None and fields.has(AUX_KEY)]
+    # ModelOpt's template holds an empty list until layers are chosen.
+    holders = [f for f in (nested, root) if f is not None and f.raw(AUX_KEY) not in (None, [])]
     if not holders:
         return open_default(root, AUX_KEY)
     if holders[1:] and holders[0].raw(AUX_KEY) != holders[1].raw(AUX_KEY):

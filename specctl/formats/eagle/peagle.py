@@ -76,7 +76,7 @@ def read_native(checkpoint: Checkpoint) -> DraftCheckpoint:
     root = root_fields(checkpoint.config, Findings())
     layers, family = flat_layers(root, absent_model_type="llama")
     nested = root.section("eagle_config")
-    note_switches(nested)
+    note_switches(root, nested)
     root.flag("parallel_drafting")
     tokens = root.integer("num_depths", "geometry.num_speculative_tokens")
     if tokens is None:

@@ -111,6 +111,3 @@ class Parts:
         if not self.has_first_norm:
             names.append("layers.{i}.input_norm")
         return relaxed(roles, *names)
-
-
-ALL_PARTS = Parts()

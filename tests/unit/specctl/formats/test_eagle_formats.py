@@ -340,3 +340,39 @@ def test_listed_layers_win_over_the_default(ids: list[int]) -> None:
     )
     assert list(read.aux_layer_ids or ()) == ids
     assert read.origins["draft.aux_layer_ids"].where.endswith("eagle_aux_hidden_state_layer_ids")
+
+
+def test_norms_that_the_old_wrapper_skips_are_no_part_of_the_draft() -> None:
+    """vLLM pull requests 11672 and 14990: converters wrote ones, and the engine skips them."""
+    ones = {"model.layers.0.input_layernorm.weight": (10,), "model.norm.weight": (10,)}
+    read = draft("vllm-eagle-clean", add=ones)
+    assert {"layers.0.input_norm", "norm"} & read.tensors.keys() == set()
+    assert [d.code for d in read.diagnostics if d.code == "SD507"] == ["SD507", "SD507"]
+    kept = draft("vllm-eagle-clean", {"model.skip_output_norm": False}, add=ones)
+    assert "norm" in kept.tensors
+
+
+def test_theta_may_lie_in_rope_scaling_and_must_agree() -> None:
+    """Model-Optimizer's template states theta inside `rope_scaling` and beside it."""
+    name, inner = "specforge-eagle3-clean", {"rope_type": "default", "rope_theta": 50000.0}
+    only_there = draft(name, {"rope_theta": DELETE, "rope_scaling": inner})
+    assert only_there.decoder is not None
+    assert only_there.decoder.rope.theta == 50000.0
+    both = draft(name, {"rope_theta": 50000.0, "rope_scaling": inner})
+    assert both.decoder == only_there.decoder
+    conflict = draft(name, {"rope_scaling": inner})
+    assert "50000" in only(conflict.diagnostics, "SD208").message
+
+
+def test_the_template_of_modelopt_is_read_at_the_top_level_too() -> None:
+    template = {
+        "use_last_layernorm": False,
+        "use_input_layernorm_in_first_layer": True,
+        "parallel_draft_step": 1,
+        "has_lm_head": False,
+        "position_embedding_type": "rope",
+        "eagle_aux_hidden_state_layer_ids": [],
+    }
+    read = draft("modelopt-eagle3-sorted", template, drop=("norm.weight",))
+    assert codes(read.diagnostics) == ["SD301", "SD306"]
+    assert read.unknown_fields == ()
