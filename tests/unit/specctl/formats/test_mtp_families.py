@@ -297,3 +297,80 @@ def test_an_untied_target_without_a_head_is_reported() -> None:
     checkpoint = opened("hf-qwen35-mtp", drop=("lm_head.weight",))
     found = [d for d in formats.read_target(checkpoint).diagnostics if d.code == "SD501"]
     assert [d.severity for d in found] == ["warning"]
+
+
+def published(
+    name: str, config: dict[str, object], shapes: dict[str, tuple[int, ...]]
+) -> list[str]:
+    """Return the codes of a slice with the given dimensions and tensors in place of a fixture's."""
+    stored = tuple(opened(name).tensors)
+    return all_codes(draft(name, config, drop=stored, add=shapes))
+
+
+def test_qwens_published_shapes_fit_its_config() -> None:
+    """Qwen3.5-27B: 24 heads of 256 with a gate, 4 key heads, width 5120, inner width 17408."""
+    text = {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 248320,
+    }
+    layer = "mtp.layers.0."
+    shapes: dict[str, tuple[int, ...]] = {
+        "mtp.fc.weight": (5120, 10240),
+        f"{layer}self_attn.q_proj.weight": (12288, 5120),
+        f"{layer}self_attn.k_proj.weight": (1024, 5120),
+        f"{layer}self_attn.v_proj.weight": (1024, 5120),
+        f"{layer}self_attn.o_proj.weight": (5120, 6144),
+        f"{layer}mlp.gate_proj.weight": (17408, 5120),
+        f"{layer}mlp.up_proj.weight": (17408, 5120),
+        f"{layer}mlp.down_proj.weight": (5120, 17408),
+        **{f"{layer}self_attn.{name}_norm.weight": (256,) for name in "qk"},
+        **{f"{layer}{n}_layernorm.weight": (5120,) for n in ("input", "post_attention")},
+        **{f"mtp.{n}.weight": (5120,) for n in ("norm", "pre_fc_norm_embedding")},
+        "mtp.pre_fc_norm_hidden.weight": (5120,),
+    }
+    assert len(shapes) == 15
+    config: dict[str, object] = {f"text_config.{key}": value for key, value in text.items()}
+    assert published("qwen-mtp-clean", config, shapes) == ["SD301"]
+    shapes[f"{layer}self_attn.q_proj.weight"] = (6144, 5120)
+    assert published("qwen-mtp-clean", config, shapes) == ["SD301", "SD503"]
+
+
+def test_deepseeks_published_shapes_fit_its_config() -> None:
+    """DeepSeek-V3: 128 heads of 128 + 64 columns, latent ranks 1536 and 512, width 7168."""
+    config: dict[str, object] = {
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_hidden_layers": 61,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "vocab_size": 129280,
+    }
+    prefix = "model.layers.61."
+    names = ("enorm", "hnorm", "shared_head.norm", "input_layernorm", "post_attention_layernorm")
+    shapes: dict[str, tuple[int, ...]] = {
+        **{f"{prefix}{name}.weight": (7168,) for name in names},
+        f"{prefix}eh_proj.weight": (7168, 14336),
+        f"{prefix}embed_tokens.weight": (129280, 7168),
+        f"{prefix}shared_head.head.weight": (129280, 7168),
+        f"{prefix}self_attn.q_a_proj.weight": (1536, 7168),
+        f"{prefix}self_attn.q_a_layernorm.weight": (1536,),
+        f"{prefix}self_attn.q_b_proj.weight": (24576, 1536),
+        f"{prefix}self_attn.kv_a_proj_with_mqa.weight": (576, 7168),
+        f"{prefix}self_attn.kv_a_layernorm.weight": (512,),
+        f"{prefix}self_attn.kv_b_proj.weight": (32768, 512),
+        f"{prefix}self_attn.o_proj.weight": (7168, 16384),
+        f"{prefix}mlp.gate.weight": (256, 7168),
+    }
+    for expert in range(256):
+        part = f"{prefix}mlp.experts.{expert}."
+        shapes |= {f"{part}{name}_proj.weight": (2048, 7168) for name in ("gate", "up")}
+        shapes[f"{part}down_proj.weight"] = (7168, 2048)
+    assert published("hf-deepseek-v32-mtp", config, shapes) == ["SD301"]
