@@ -71,6 +71,7 @@ COMMANDS: tuple[Command, ...] = (
             "specctl convert path/to/draft --to speculators --num-speculative-tokens 5 -o out",
             "specctl convert path/to/target --to speculators --num-speculative-tokens 1 -o mtp",
             "specctl convert path/to/draft --to modelopt -o converted --dry-run",
+            "specctl convert mtp --stitch-into path/to/target -o stitched",
         ),
     ),
     Command(

@@ -127,7 +127,9 @@ def _write_small_files(plan: Plan, directory: Path, digests: Mapping[str, str]) 
         with (directory / name).open("xb") as stream:
             for data in _side_bytes(plan, side):
                 stream.write(data)
-    record = {**plan.record, "tensors": tensor_table(plan.layout, digests)}
+    is_stitch = plan.record["command"] == "stitch"
+    table = tensor_table(plan.layout, digests, is_draft_only=is_stitch)
+    record = {**plan.record, "tensors": table}
     write_file_synced(directory / PROVENANCE, json_bytes(record))
 
 

@@ -71,11 +71,21 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def tensor_table(layout: Layout, digests: Mapping[str, str]) -> dict[str, Any]:
-    """Return key -> where the bytes come from and, when taken, their digest."""
+def tensor_table(
+    layout: Layout, digests: Mapping[str, str], *, is_draft_only: bool = False
+) -> dict[str, Any]:
+    """Return key -> where the bytes come from and, when taken, their digest.
+
+    Args:
+        layout: of the output.
+        digests: key -> digest.
+        is_draft_only: leave out what a target keeps of its own.
+    """
     table: dict[str, Any] = {}
     for file in layout.files:
         for key, source in file.tensors.items():
+            if is_draft_only and isinstance(source, Copy) and source.origin == "target":
+                continue
             row: dict[str, Any] = {"from": tensor_origin(source)}
             if key in digests:
                 row["digest"] = digests[key]

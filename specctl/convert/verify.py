@@ -103,7 +103,25 @@ def check_written(
     found = formats.read_draft(checkpoint, detection)
     if target is not None:
         found = formats.complete_draft(found, target)
-    findings = (*checkpoint.diagnostics, *found.diagnostics, *checks.check_draft(found))
+    check_same_facts(expected, found, checkpoint.diagnostics, losses=losses)
+
+
+def check_same_facts(
+    expected: DraftCheckpoint,
+    found: DraftCheckpoint,
+    container: Iterable[Diagnostic],
+    *,
+    losses: Collection[str],
+) -> None:
+    """Raise SD606 for facts that differ and errors that the source does not have.
+
+    Args:
+        expected: facts that were written.
+        found: facts that were read again.
+        container: findings of the written files.
+        losses: names of the losses that were allowed.
+    """
+    findings = (*container, *found.diagnostics, *checks.check_draft(found))
     problems = [*_differences(expected, found, losses), *_new_errors(findings, expected)]
     if problems:
         raise DiagnosticError(problems)

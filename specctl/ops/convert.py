@@ -162,6 +162,9 @@ def write_draft(
     """
     if entry.write is None:
         raise ValueError(f"`{entry.name}` has no writer")
+    opened = tuple(left_open(parts.diagnostics))
+    if has_errors(opened):  # a writer may rely on what the reader found complete
+        return refused(parts.source, parts.draft.format, entry.name, out, opened)
     name = target_name or parts.draft.target_name or parts.target_source
     request = WriteRequest(draft=parts.draft, target=parts.target, target_name=name)
     written = transform(entry.write(request))
@@ -171,7 +174,7 @@ def write_draft(
         parts.source,
         target=parts.target_source,
     )
-    found = judge_losses((*left_open(parts.diagnostics), *own), allow)
+    found = judge_losses((*opened, *own), allow)
     losses = tuple(sorted({name for d in found if (name := loss_of(d)) is not None}))
     if not has_errors(found):
         found = (*found, *unused(parts, written, losses))

@@ -73,6 +73,9 @@ def normalize(
         finding = _unwritten(source, parts.draft.format)
         return refused(source, entry.name, None, out, (finding,))
     fixed, kept = settled(parts.diagnostics, is_unsafe=is_unsafe)
+    opened = tuple(left_open(kept))
+    if has_errors(opened):
+        return refused(source, entry.name, entry.name, out, opened)
     pending = tuple(d for d in kept if d.code in FIXES and FIXES[d.code].safety == "unsafe")
     request = WriteRequest(
         draft=parts.draft,
@@ -84,7 +87,7 @@ def normalize(
     own = located(written.diagnostics, source, target=parts.target_source)
     # The source is of this dialect, so it has lost already what the dialect cannot hold.
     losses = tuple(sorted({name for d in own if (name := loss_of(d)) is not None}))
-    found = judge_losses((*left_open(kept), *own, *_notes(pending)), losses)
+    found = judge_losses((*opened, *own, *_notes(pending)), losses)
     if not has_errors(found):
         found = (*found, *unused(parts, written, losses))
     if has_errors(found):

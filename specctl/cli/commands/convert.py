@@ -18,6 +18,7 @@ from specctl.formats.written import LOSSES
 from specctl.ops.convert import Options
 from specctl.ops.convert import convert as run_convert
 from specctl.ops.draft_parts import Given
+from specctl.ops.stitch import stitch as run_stitch
 
 
 def convert(
@@ -29,11 +30,19 @@ def convert(
         ),
     ],
     to: Annotated[
-        str,
+        str | None,
         typer.Option("--to", metavar="DIALECT", help="What to write; `--to help` lists the names."),
-    ],
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--output", "-o", metavar="OUT", help="Directory to write.")
+    ] = None,
+    stitch_into: Annotated[
+        str | None,
+        typer.Option(
+            "--stitch-into",
+            metavar="TARGET",
+            help="Write this target with the prediction layers of SOURCE, in place of --to.",
+        ),
     ] = None,
     target: Annotated[
         str | None,
@@ -112,6 +121,18 @@ def convert(
         return
     if out is None:
         raise typer.BadParameter("name the directory to write", param_hint="--output")
+    options = Options(
+        max_shard_bytes=shard_bytes(max_shard_size),
+        is_forced=force,
+        is_dry_run=dry_run,
+        has_digests=not no_digests,
+        access=Access(offline=offline, allow_pickle=allow_pickle),
+    )
+    if stitch_into is not None:
+        answer_report(run_stitch(source, stitch_into, out=out, options=options), as_json=json)
+        return
+    if to is None:
+        raise typer.BadParameter("name a dialect; `--to help` lists them", param_hint="--to")
     report = run_convert(
         source,
         to=to,
@@ -126,13 +147,7 @@ def convert(
         allow=known_losses(allow or ()),
         token_map=token_map,
         is_full_vocabulary=full_vocabulary,
-        options=Options(
-            max_shard_bytes=shard_bytes(max_shard_size),
-            is_forced=force,
-            is_dry_run=dry_run,
-            has_digests=not no_digests,
-            access=Access(offline=offline, allow_pickle=allow_pickle),
-        ),
+        options=options,
     )
     answer_report(report, as_json=json)
 
