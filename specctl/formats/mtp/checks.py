@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from specctl.checkpoint import Checkpoint
+from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.formats.assemble import main_file
 from specctl.formats.fields import Findings
 from specctl.formats.mtp.config import LayerCount
@@ -64,8 +64,22 @@ def _places(part: MtpPart, role: str) -> Collection[int]:
     return found or {0}
 
 
-def report_experts(part: MtpPart, style: LayerStyle, matched: Matched, findings: Findings) -> None:
-    """Report SD325 when experts are not numbered from 0 without a gap, alike in all parts."""
+def report_experts(
+    part: MtpPart,
+    style: LayerStyle,
+    matched: Matched,
+    findings: Findings,
+    sizes: Mapping[str, int],
+) -> None:
+    """Report experts that are missing (SD325) or of another shape than the config's (SD503).
+
+    Args:
+        part: the layers.
+        style: their kind; only experts stored one by one are looked at here.
+        matched: tensors by role.
+        findings: receives the findings.
+        sizes: `H` and `Ie`, where the config states them.
+    """
     if style.mlp != "experts":
         return
     table = expert_indexes(matched.tensors)
@@ -80,6 +94,32 @@ def report_experts(part: MtpPart, style: LayerStyle, matched: Matched, findings:
                 message=f"expert {absent[0]} of {count} has no `{key}`",
                 expected=f"{count} experts from 0 on",
                 found=f"{len(found)} of them",
+            )
+    _report_expert_shapes(table, matched, findings, sizes)
+
+
+def _report_expert_shapes(
+    table: Mapping[tuple[int, str], tuple[int, ...]],
+    matched: Matched,
+    findings: Findings,
+    sizes: Mapping[str, int],
+) -> None:
+    inner, hidden = sizes.get("Ie"), sizes.get("H")
+    if inner is None or hidden is None:
+        return
+    for (layer, name), found in table.items():
+        wanted = (hidden, inner) if name == "down" else (inner, hidden)
+        roles = (f"layers.{layer}.mlp.experts.{index}.{name}_proj.weight" for index in found)
+        wrong = [matched.tensors[role] for role in roles if matched.tensors[role].shape != wanted]
+        if wrong:
+            more = f", as {len(wrong) - 1} more are" if wrong[1:] else ""
+            findings.add(
+                "SD503",
+                where=tensor_place(wrong[0]),
+                message=f"`{wrong[0].key}` is {list(wrong[0].shape)}{more}; the config gives "
+                f"{list(wanted)}",
+                expected=list(wanted),
+                found=list(wrong[0].shape),
             )
 
 

@@ -72,7 +72,8 @@ def read(family: MtpFamily, checkpoint: Checkpoint) -> DraftCheckpoint:
     is_gated = family.is_gated and text.raw("attn_output_gate") is not False
     if decoder is None and is_whole(checkpoint):
         report_required(part, style, matched, root.findings, checkpoint=checkpoint)
-    report_experts(part, style, matched, root.findings)
+    sizes = {} if decoder is not None else sizes_of(part, text)
+    report_experts(part, style, matched, root.findings, sizes)
     report_counts(
         part,
         read_count(root, text, family.count_fields),
@@ -80,7 +81,6 @@ def read(family: MtpFamily, checkpoint: Checkpoint) -> DraftCheckpoint:
         is_promised=checkpoint.config is not None,
     )
     settle_fields(root, text, is_bundled=is_bundled)
-    sizes = {} if decoder is not None else sizes_of(part, text)
     return assemble(
         checkpoint,
         format=family.name,

@@ -43,7 +43,8 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     )
     if decoder is None and is_whole(checkpoint):
         report_required(part, style, matched, root.findings, checkpoint=checkpoint)
-    report_experts(part, style, matched, root.findings)
+    sizes = {} if decoder is not None else sizes_of(part, layers)
+    report_experts(part, style, matched, root.findings, sizes)
     settle_fields(layers, layers, is_bundled=False)
     is_gated = layers.text("model_type") in GATED_TYPES
     return assemble(
@@ -63,7 +64,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         vocabulary=identity_vocabulary(layers),
         num_speculative_tokens=tokens,
         geometry=None if tokens is None else chain_geometry(tokens),
-        sizes={} if decoder is not None else sizes_of(part, layers),
+        sizes=sizes,
         details={
             **generic.details_of(part, style, matched.tensors, is_bundled=False),
             "norm_weight": "1 + weight" if is_gated else "weight",

@@ -227,6 +227,13 @@ def test_an_expert_that_is_missing_is_named() -> None:
     ]
 
 
+def test_experts_of_another_width_are_counted() -> None:
+    read = draft("hf-qwen3-next-mtp", {"moe_intermediate_size": 3})
+    found = [d.message for d in read.diagnostics if d.code == "SD503"]
+    assert len(found) == 3
+    assert all("as 2 more are" in message for message in found)
+
+
 def test_a_gate_that_the_config_denies_makes_the_rows_wrong() -> None:
     assert all_codes(draft("hf-qwen35-mtp", {"text_config.attn_output_gate": False})) == [
         "SD301",
@@ -351,6 +358,7 @@ def test_deepseeks_published_shapes_fit_its_config() -> None:
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
         "n_routed_experts": 256,
+        "moe_intermediate_size": 2048,
         "vocab_size": 129280,
     }
     prefix = "model.layers.61."
