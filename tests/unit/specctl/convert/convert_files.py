@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specctl.checkpoint import Checkpoint, open_checkpoint, write_safetensors
 from specctl.contract.manifest import TensorRef
-from specctl.convert.engine import Plan
+from specctl.convert.engine import Outcome, Plan, write
 from specctl.convert.layout import DEFAULT_SHARD_BYTES, json_bytes, plan_layout
 from specctl.convert.provenance import provenance_record
 from specctl.formats.names import as_ref
@@ -16,6 +16,15 @@ from specctl.formats.written import Copy, Origin, TensorSource
 
 ROOT = Path(__file__).parents[4]
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
+
+TENSORS = {
+    "a": ("BF16", (6, 5)),
+    "ids": ("I64", (3,)),
+    "mask": ("BOOL", (7,)),
+    "b": ("F32", (4, 3)),
+    "scalar": ("F32", ()),
+    "nothing": ("F32", (0, 3)),
+}
 
 Stored = tuple[str, list[int], bytes]
 
@@ -95,3 +104,9 @@ def config_of(directory: Path) -> dict[str, object]:
 
 def names_in(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
+
+
+def run(plan: Plan, out: Path, *, is_forced: bool = False, has_digests: bool = True) -> Outcome:
+    return write(
+        plan, out, is_forced=is_forced, has_digests=has_digests, check=lambda directory: None
+    )
