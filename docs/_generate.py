@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs._registry import engines_page, format_table  # noqa: E402
+from docs._formats import formats_page  # noqa: E402
+from docs._registry import engines_page  # noqa: E402
 from docs._server import server_page  # noqa: E402
+from docs._table import table  # noqa: E402
 from docs._tree import index_page  # noqa: E402
 from runtime.main import bench_json_schema  # noqa: E402
 from specctl.cli.app import build  # noqa: E402
@@ -30,21 +32,7 @@ from specctl.cli.registry import COMMANDS, Command  # noqa: E402
 from specctl.contract import manifest as schema  # noqa: E402
 from specctl.contract.codec import manifest_json_schema  # noqa: E402
 from specctl.contract.codes import CODES, FAMILIES, Code  # noqa: E402
-from specctl.contract.roles import (  # noqa: E402
-    ROLES_BY_ALGORITHM,
-    SHAPE_SYMBOLS,
-    TARGET_ROLES,
-    TensorRole,
-)
 from specctl.contract.strict import describe_type  # noqa: E402
-from specctl.formats import heads, huggingface  # noqa: E402
-from specctl.formats.block.roles import BLOCK_SYMBOLS  # noqa: E402
-from specctl.formats.block.tables import BLOCK_TABLES  # noqa: E402
-from specctl.formats.eagle.roles import MLA_SYMBOLS  # noqa: E402
-from specctl.formats.eagle.tables import TABLES as EAGLE_TABLES  # noqa: E402
-from specctl.formats.mtp import families as mtp_families  # noqa: E402
-from specctl.formats.mtp import generic  # noqa: E402
-from specctl.formats.names import NameTable  # noqa: E402
 from specctl.ops.report import (  # noqa: E402
     FindingLine,
     InspectReport,
@@ -63,7 +51,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "cli.md": cli_page,
         "diagnostics.md": diagnostics_page,
         "manifest.md": manifest_page,
-        "formats.md": formats_page,
+        "formats.md": lambda: formats_page(NOTICE),
         "engines.md": lambda: engines_page(NOTICE, table),
         "server.md": lambda: server_page(NOTICE, table),
         "../index.md": index_page,
@@ -77,16 +65,6 @@ def pages() -> dict[str, Callable[[], str]]:
 
 def as_json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    names = list(head)
-    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    return lines + [f"| {' | '.join(cell(text) for text in row)} |" for row in rows]
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 # Commands
@@ -263,116 +241,6 @@ def split_docstring(text: str) -> tuple[str, dict[str, str]]:
         elif name and line.strip():
             meanings[name] += " " + line.strip()
     return " ".join(prose.split()), meanings
-
-
-# Formats
-
-
-def formats_page() -> str:
-    lines = ["# Formats", "", NOTICE, "", *format_table(table), "", "# Tensor roles", ""]
-    lines += ["Canonical tensor roles, their shapes and when a file must hold them. Shapes are as"]
-    lines += ["stored, [out, in] for linears.", ""]
-    lines += [*table(("symbol", "size"), ((f"`{s}`", t) for s, t in SHAPE_SYMBOLS.items())), ""]
-    for title, roles in ROLES_BY_ALGORITHM.items():
-        lines += [f"## {title}", "", *role_table(roles), ""]
-    lines += ["## target", "", *role_table(TARGET_ROLES), ""]
-    symbols = ((f"`{s}`", t) for s, t in MLA_SYMBOLS.items())
-    lines += ["## Other EAGLE drafts", "", "Latent attention has sizes of its own:", ""]
-    lines += [*table(("symbol", "size"), symbols), ""]
-    for title, _, roles in eagle_tables():
-        if roles not in ROLES_BY_ALGORITHM.values():
-            lines += [f"### {title}", "", *role_table(roles), ""]
-    symbols = ((f"`{s}`", t) for s, t in BLOCK_SYMBOLS.items())
-    lines += ["## Other block drafts", "", "Beside the symbols above:", ""]
-    lines += [*table(("symbol", "size"), symbols), ""]
-    for title, (_, roles) in BLOCK_TABLES.items():
-        if roles not in ROLES_BY_ALGORITHM.values():
-            lines += [f"### {title}", "", *role_table(roles), ""]
-    symbols = ((f"`{s}`", t) for s, t in heads.SYMBOLS.items())
-    lines += ["## Drafts of numbered heads", "", "Beside the symbols above:", ""]
-    lines += [*table(("symbol", "size"), symbols), ""]
-    for title, example in heads.EXAMPLES.items():
-        lines += [f"### {title}", "", *role_table(example.roles), ""]
-    lines += ["# Prediction layers in targets", "", *family_table(), ""]
-    lines += ["# Names in files", ""]
-    for title, names in dialects().items():
-        lines += [f"## {title}", "", *name_table(names), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def dialects() -> dict[str, NameTable]:
-    """Return the name table of every dialect."""
-    return {
-        **{title: names for title, names, _ in eagle_tables()},
-        **block_names(),
-        "speculators-mtp": generic.names_of(generic.empty_part(mtp_families.SPECULATORS, 0)),
-        "deepseek-mtp (target of 30 layers)": generic.names_of(
-            generic.empty_part(mtp_families.DEEPSEEK, 30)
-        ),
-        **{title: example.names for title, example in heads.EXAMPLES.items()},
-        "huggingface (target, and pard)": huggingface.NAMES,
-    }
-
-
-def block_names() -> dict[str, NameTable]:
-    """Return the names of the block dialects; formats with equal tables are one entry."""
-    titles: dict[str, NameTable] = {}
-    for title, (names, _) in BLOCK_TABLES.items():
-        if names not in titles.values():
-            titles[title] = names
-    return titles
-
-
-def eagle_tables() -> list[tuple[str, NameTable, tuple[TensorRole, ...]]]:
-    """Return formats, names and roles of the EAGLE dialects; equal tables are one entry."""
-    groups: list[tuple[list[str], NameTable, tuple[TensorRole, ...]]] = []
-    for name, entry in EAGLE_TABLES.items():
-        same = next((g for g in groups if g[1] == entry.names and g[2] == entry.roles), None)
-        if same is None:
-            groups.append(([name], entry.names, entry.roles))
-        else:
-            same[0].append(name)
-    return [(", ".join(titles), names, roles) for titles, names, roles in groups]
-
-
-def family_table() -> list[str]:
-    """Return one row for each family of prediction layers."""
-    columns = ("format", "layer", "fuse tensors", "input order", "norm", "count in config")
-    return table(
-        columns,
-        (
-            (
-                f"`{family.name}`",
-                f"`{family.roots[0]}{family.block}`",
-                ", ".join(f"`{key}`" for role, key in family.names if role.startswith("fc")),
-                family.concat_order,
-                family.norm_weight,
-                ", ".join(f"`{key}`" for key in family.count_fields) or "none",
-            )
-            for family in mtp_families.FAMILIES
-        ),
-    )
-
-
-def name_table(names: NameTable) -> list[str]:
-    spellings: dict[str, list[str]] = {}
-    for row in names.names:
-        spellings.setdefault(row.role, []).extend(f"`{key}`" for key in row.keys)
-    lines = table(
-        ("role", "keys; the first is written"),
-        ((f"`{role}`", ", ".join(keys)) for role, keys in spellings.items()),
-    )
-    if names.ignored:
-        lines += ["", "Known and not used:", ""]
-        lines += [f"- `{entry.pattern}`: {entry.reason}" for entry in names.ignored]
-    return lines
-
-
-def role_table(roles: tuple[TensorRole, ...]) -> list[str]:
-    return table(
-        ("role", "shape", "required when"),
-        ((f"`{role.name}`", f"[{', '.join(role.shape)}]", role.when) for role in roles),
-    )
 
 
 def stale() -> list[str]:
