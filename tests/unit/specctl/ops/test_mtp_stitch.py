@@ -1,0 +1,49 @@
+"""Taking prediction layers out of a target and putting them back gives the target's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specctl.ops.convert import convert
+from specctl.ops.draft_parts import Given
+from specctl.ops.load import load
+from specctl.ops.stitch import stitch
+from tests.unit.specctl.formats.edits import CHECKPOINTS
+from tests.unit.specctl.formats.test_mtp_families import BUNDLED
+
+GIVEN = Given(num_speculative_tokens=3, target_name="example/target")
+
+
+def assert_put_back(name: str, format: str, directory: Path) -> None:
+    whole, part, again = CHECKPOINTS / name, directory / "part", directory / "again"
+    convert(str(whole), to=format, out=str(part), given=GIVEN)
+    report = stitch(str(part), str(whole), out=str(again))
+    assert [d.message for d in report.diagnostics if d.severity == "error"] == []
+    for file in whole.iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.parametrize("name", sorted(BUNDLED))
+def test_a_slice_put_back_gives_the_same_files(name: str, tmp_path: Path) -> None:
+    bundled = load(str(CHECKPOINTS / name)).detection.bundled
+    assert bundled is not None
+    assert_put_back(name, bundled, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["hf-qwen3-next-mtp", "hf-qwen35-mtp", "hf-qwen35-moe-mtp"])
+def test_a_speculators_draft_put_back_gives_the_same_files(name: str, tmp_path: Path) -> None:
+    assert_put_back(name, "speculators-mtp", tmp_path)
+
+
+def test_layers_of_another_target_are_put_into_one_that_lost_its_own(tmp_path: Path) -> None:
+    """The config promises layers that are not there (SD327); afterwards they are, and it is not."""
+    bare, part = CHECKPOINTS / "hf-qwen35-mtp-bare", tmp_path / "part"
+    convert(str(CHECKPOINTS / "hf-qwen35-mtp"), to="qwen-mtp", out=str(part), given=GIVEN)
+    assert "SD327" in {d.code for d in load(str(bare)).diagnostics}
+    stitch(str(part), str(bare), out=str(tmp_path / "whole"))
+    made = load(str(tmp_path / "whole"))
+    assert made.bundled is not None
+    assert len(made.bundled.tensors) == 15
+    assert {d.code for d in made.diagnostics} == {"SD203", "SD507"}
