@@ -1,4 +1,6 @@
-"""Pure functions from a normalized checkpoint to diagnostics; they read no files.
+"""Pure functions from a normalized checkpoint to diagnostics.
+
+They read no files, except `scan`, `numerics` and `likeness`, which read weights when asked to.
 
 What needs a config key or a file's names to be stated (missing fields, unmapped tensors) is
 reported by the readers of `specctl.formats`; here is what follows from the facts themselves.
