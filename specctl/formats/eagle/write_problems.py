@@ -31,8 +31,13 @@ def no_place(draft: DraftCheckpoint, role: str, reason: str) -> Diagnostic:
     )
 
 
-def common_problems(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
-    """Yield what every EAGLE-3 dialect needs: dense layers, and a decided list of layers."""
+def common_problems(draft: DraftCheckpoint, *, is_own: bool = False) -> Iterator[Diagnostic]:
+    """Yield what every EAGLE-3 dialect needs: dense layers, and a decided list of layers.
+
+    Args:
+        draft: as read.
+        is_own: it is written in its own dialect, which keeps an undecided list as it is.
+    """
     if draft.decoder is None:
         yield unable(
             where=CONFIG,
@@ -41,7 +46,7 @@ def common_problems(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
             expected="dense layers of the llama family",
             found=draft.architecture or "unknown",
         )
-    if draft.declared_aux_ids is not None and draft.aux_layer_ids is None:
+    if not is_own and draft.declared_aux_ids is not None and draft.aux_layer_ids is None:
         yield unable(
             where=f"{CONFIG}#/{AUX_KEY}",
             message=f"ids {list(draft.declared_aux_ids)} do not say what they count",

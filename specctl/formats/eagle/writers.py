@@ -47,6 +47,7 @@ class FlatForm:
     """What tells the flat dialects apart when they are written.
 
     Args:
+        format: registry name; a file of the dialect itself keeps its list as it wrote it.
         architecture: entry of `architectures`.
         names: name table.
         has_mask: `t2d` is stored.
@@ -54,6 +55,7 @@ class FlatForm:
         has_many_layers: layers after the first have names.
     """
 
+    format: str
     architecture: str
     names: NameTable
     has_mask: bool = True
@@ -62,14 +64,27 @@ class FlatForm:
 
 
 SAFEAILAB = FlatForm(
-    architecture="LlamaForCausalLM", names=SAFEAILAB_NAMES, has_list=False, has_many_layers=False
+    format="safeailab-eagle3",
+    architecture="LlamaForCausalLM",
+    names=SAFEAILAB_NAMES,
+    has_list=False,
+    has_many_layers=False,
 )
 SPECFORGE = FlatForm(
-    architecture="LlamaForCausalLMEagle3", names=SAFEAILAB_NAMES, has_many_layers=False
+    format="specforge-eagle3",
+    architecture="LlamaForCausalLMEagle3",
+    names=SAFEAILAB_NAMES,
+    has_many_layers=False,
 )
-MODELOPT = FlatForm(architecture="LlamaForCausalLMEagle3", names=SPECULATORS_NAMES, has_mask=False)
-NEMO = FlatForm(architecture="LlamaEagle3DraftModel", names=NEMO_NAMES)
-PEAGLE = FlatForm(architecture="PEagleDraftModel", names=SPECULATORS_NAMES)
+MODELOPT = FlatForm(
+    format="modelopt-eagle3",
+    architecture="LlamaForCausalLMEagle3",
+    names=SPECULATORS_NAMES,
+    has_mask=False,
+)
+NEMO = FlatForm(format="nemo-eagle3", architecture="LlamaEagle3DraftModel", names=NEMO_NAMES)
+PEAGLE = FlatForm(format="peagle", architecture="PEagleDraftModel", names=SPECULATORS_NAMES)
+_WITH_MIDLAYER = ("safeailab-eagle3", "specforge-eagle3")
 
 
 def write_safeailab(request: WriteRequest) -> Written:
@@ -178,24 +193,27 @@ def _write(
     has_all_parts: bool = True,
 ) -> Written:
     draft, decoder = request.draft, request.draft.decoder
-    problems = [*common_problems(draft), *problems]
+    is_own = draft.format == form.format
+    problems = [*common_problems(draft, is_own=is_own), *problems]
     if has_all_parts:
         problems += missing_parts(draft)
     if decoder is None:
         return nothing(*problems)
-    if decoder.num_layers > 1 and not form.has_many_layers:
+    has_file_form = form.has_many_layers or draft.format in _WITH_MIDLAYER
+    if decoder.num_layers > 1 and not has_file_form:
         problems.append(
             no_place(draft, "layers.1.post_attention_norm", "the dialect has one layer, `midlayer`")
         )
     config = _config(draft, decoder, form)
     if form.has_list:
-        config["eagle_config"] = {"use_aux_hidden_state": True}
-        if draft.aux_layer_ids is not None:
-            config["eagle_config"] = {
-                AUX_KEY: list(draft.aux_layer_ids),
-                "use_aux_hidden_state": True,
-            }
-            problems += _unreadable_list(draft.aux_layer_ids)
+        unreadable = list(_unreadable_list(draft.aux_layer_ids))
+        # A file of this dialect may hold a list that outputs cannot say: it is kept.
+        is_kept = is_own and (bool(unreadable) or draft.aux_layer_ids is None)
+        ids = draft.declared_aux_ids if is_kept else draft.aux_layer_ids
+        listed = {} if ids is None else {AUX_KEY: list(ids)}
+        config["eagle_config"] = {**listed, "use_aux_hidden_state": True}
+        if not is_kept:
+            problems += unreadable
     tensors: dict[str, TensorSource] = named_tensors(draft, form.names)
     head = own_or_target(request, "head")
     if isinstance(head, Diagnostic):
@@ -227,8 +245,8 @@ def _config(draft: DraftCheckpoint, decoder: Decoder, form: FlatForm) -> dict[st
     return config | {name: True for name, holds in flags.items() if holds}
 
 
-def _unreadable_list(ids: tuple[int, ...]) -> Iterator[Diagnostic]:
-    if ids[:1] != (1,):
+def _unreadable_list(ids: tuple[int, ...] | None) -> Iterator[Diagnostic]:
+    if ids is not None and ids[:1] != (1,):
         yield unable(
             where=f"{CONFIG}#/eagle_config/{AUX_KEY}",
             message=f"the list {list(ids)} counts outputs, and engines read a list as outputs only "

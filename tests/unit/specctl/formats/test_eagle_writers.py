@@ -40,7 +40,7 @@ FACTS = (
 # Source, and every dialect that holds it without loss.
 LOSSLESS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("safeailab-eagle3-clean", (*FLAT, "speculators-eagle3")),
-    ("safeailab-eagle3-two-layers", (*FLAT[2:], "speculators-eagle3")),
+    ("safeailab-eagle3-two-layers", (*FLAT, "speculators-eagle3")),
     ("safeailab-eagle3-qkv-bias", FLAT),
     ("safeailab-eagle3-head-dim-absent", (*FLAT, "speculators-eagle3")),
     ("specforge-eagle3-clean", (*FLAT, "speculators-eagle3")),
@@ -224,6 +224,30 @@ def test_mask_hidden_changes_its_rank_and_not_its_bytes(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "back").tensors["mask_hidden"].shape == (1, 30)
 
 
+def test_a_second_layer_enters_a_dialect_of_one_only_from_such_a_file(tmp_path: Path) -> None:
+    """Speculators issue 812: refuse or carry over; files with `midlayer.` and `layers.1.` exist."""
+    options = {"target": str(CHECKPOINTS / "hf-llama-tiny")}
+    run("safeailab-eagle3-two-layers", "modelopt-eagle3", tmp_path / "flat", **options)
+    found = refusals(run(str(tmp_path / "flat"), "specforge-eagle3", tmp_path / "out", **options))
+    assert any(line.startswith("SD602 the dialect has one layer") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("specforge-eagle3-boundary-ids", [1, 3, 4]),
+        ("specforge-eagle3-last-boundary", [3, 6, 8]),
+        ("specforge-eagle3-undecided-ids", [3, 4, 6]),
+    ],
+)
+def test_a_dialect_counts_outputs_or_keeps_a_list_that_outputs_cannot_say(
+    name: str, ids: list[int], tmp_path: Path
+) -> None:
+    report = run(name, "specforge-eagle3", tmp_path / "out")
+    assert report.state == "written", refusals(report)
+    assert config_of(tmp_path / "out")["eagle_config"][AUX] == ids
+
+
 def test_a_map_in_rank_order_keeps_its_order(tmp_path: Path) -> None:
     run("modelopt-eagle3-clean", "speculators-eagle3", tmp_path / "out")
     source = open_checkpoint(CHECKPOINTS / "modelopt-eagle3-clean")
@@ -237,7 +261,6 @@ def test_a_map_in_rank_order_keeps_its_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "to", "words"),
     [
-        ("safeailab-eagle3-two-layers", "specforge-eagle3", "SD602 the dialect has one layer"),
         ("safeailab-eagle3-qkv-bias", "speculators-eagle3", "SD602 Speculators' layers have bias"),
         ("specforge-eagle3-norm-output", "safeailab-eagle3", "SD602 the reference of this"),
         ("specforge-eagle3-undecided-ids", "modelopt-eagle3", "SD602 ids [3, 4, 6] do not say"),
