@@ -357,11 +357,16 @@ _TITLES: dict[type[msgspec.Struct], str] = {
 }
 
 
-def json_schema(report: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a report; other keys than the listed ones are refused."""
+def json_schema(report: type[msgspec.Struct], title: str | None = None) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a report; other keys than the listed ones are refused.
+
+    Args:
+        report: one of the types here, or a type of another module with its `title`.
+        title: what writes it, such as `convert --json`.
+    """
     schema: dict[str, Any] = msgspec.json.schema(report)
     for definition in schema["$defs"].values():
         if definition.get("type") == "object" and "properties" in definition:
             definition["additionalProperties"] = False
-    title = f"specctl {_TITLES[report]}"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
+    name = f"specctl {title or _TITLES[report]}"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name} | schema

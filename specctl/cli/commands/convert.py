@@ -11,13 +11,14 @@ from specctl.cli import output
 from specctl.cli.access_options import AllowPickle, Offline
 from specctl.cli.commands.manifest import Numbering, parse_layer_ids
 from specctl.cli.convert_answer import answer_report
-from specctl.convert.dialects import dialect_names
+from specctl.convert.dialects import GGUF_MAP, dialect_names
 from specctl.convert.layout import DEFAULT_SHARD_BYTES
 from specctl.convert.sizes import parse_size
 from specctl.formats.written import LOSSES
 from specctl.ops.convert import Options
 from specctl.ops.convert import convert as run_convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.convert_map import write_map
+from specctl.ops.draft_parts import Given, read_parts
 from specctl.ops.stitch import stitch as run_stitch
 
 
@@ -133,18 +134,24 @@ def convert(
         return
     if to is None:
         raise typer.BadParameter("name a dialect; `--to help` lists them", param_hint="--to")
+    given = Given(
+        num_speculative_tokens=num_speculative_tokens,
+        aux_layer_ids=parse_layer_ids(aux_layer_ids),
+        aux_numbering=None if aux_numbering is None else aux_numbering.value,
+        target_name=target_name,
+    )
+    losses = known_losses(allow or ())
+    if to == GGUF_MAP:
+        parts = read_parts(source, target, given, access=options.access)
+        answer_report(write_map(parts, out=out, allow=losses, options=options), as_json=json)
+        return
     report = run_convert(
         source,
         to=to,
         out=out,
         target=target,
-        given=Given(
-            num_speculative_tokens=num_speculative_tokens,
-            aux_layer_ids=parse_layer_ids(aux_layer_ids),
-            aux_numbering=None if aux_numbering is None else aux_numbering.value,
-            target_name=target_name,
-        ),
-        allow=known_losses(allow or ()),
+        given=given,
+        allow=losses,
         token_map=token_map,
         is_full_vocabulary=full_vocabulary,
         options=options,
