@@ -166,6 +166,28 @@ def row(key: tuple[str, int, str], figures: list[Figure]) -> str:
     )
 
 
+def comparison(results: Results) -> str:
+    """Say where the first arm takes longer, and where it makes more requests, than the second."""
+
+    def median(place: tuple[str, int], arm: str) -> float:
+        return statistics.median(figure.wall_s for figure in results[(*place, arm)]) * 1e3
+
+    def requests(place: tuple[str, int], arm: str) -> int:
+        return max(figure.num_requests for figure in results[(*place, arm)])
+
+    slower = [
+        f"{place[0]} with {place[1]} ms ({median(place, ARMS[0]):.0f} against "
+        f"{median(place, ARMS[1]):.0f} ms)"
+        for place in PLACES
+        if median(place, ARMS[0]) > median(place, ARMS[1])
+    ]
+    more = [p[0] for p in PLACES if requests(p, ARMS[0]) > requests(p, ARMS[1])]
+    return (
+        f"Goal: no more requests than `{ARMS[1]}`, and no slower. More requests: "
+        f"{', '.join(sorted(set(more))) or 'nowhere'}. Slower: {', '.join(slower) or 'nowhere'}."
+    )
+
+
 def page(results: Results, runs: int, load: tuple[float, float]) -> str:
     """Return the Markdown page."""
     import huggingface_hub
@@ -186,6 +208,8 @@ def page(results: Results, runs: int, load: tuple[float, float]) -> str:
             *(row((*place, arm), results[(*place, arm)]) for place in PLACES for arm in ARMS),
             "",
             ONE_FILE_TEXT,
+            "",
+            comparison(results),
             "",
             environment_line(load).rstrip(".")
             + f"; huggingface_hub {huggingface_hub.__version__}.",
