@@ -125,7 +125,8 @@ class Target(_Facts, frozen=True, kw_only=True):
     """Facts of the target model.
 
     Args:
-        source: directory, relative to the manifest's when inside it, else absolute.
+        source: directory, relative to the manifest's when inside it, or absolute; or a hub source.
+        revision: commit of the files, ModelScope's branch or tag; None when nothing says so.
         config_digest: `sha256:` of config.json's bytes.
         dtype: storage dtype of the matrices (`BF16`).
         vocab_size: rows of the embedding, may exceed the tokenizer's size.
@@ -163,6 +164,8 @@ class Draft(_Facts, frozen=True, kw_only=True):
     Args:
         format: on-disk dialect it was read from; a label, `algorithm` and `tensors` decide.
         algorithm: proposer that runs it.
+        source: as the target's.
+        revision: as the target's.
         decoder: shape of the draft's own layers; `num_layers` counted from tensors.
         target_hidden_size: width of the target states it consumes.
         aux_layer_ids: 0-based, output of that layer, -1 = embedding output. None for MTP.
