@@ -110,7 +110,8 @@ def _report_expert_shapes(
     for (layer, name), found in table.items():
         wanted = (hidden, inner) if name == "down" else (inner, hidden)
         roles = (f"layers.{layer}.mlp.experts.{index}.{name}_proj.weight" for index in found)
-        wrong = [matched.tensors[role] for role in roles if matched.tensors[role].shape != wanted]
+        stored = (matched.tensors.get(role) for role in roles)
+        wrong = [ref for ref in stored if ref is not None and ref.shape != wanted]
         if wrong:
             more = f", as {len(wrong) - 1} more are" if wrong[1:] else ""
             findings.add(

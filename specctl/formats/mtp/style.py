@@ -16,7 +16,9 @@ from specctl.contract.manifest import TensorRef
 Attention = Literal["grouped-query", "latent", "fused", "other", "none"]
 Mlp = Literal["dense", "experts", "fused experts", "other", "none"]
 
-_EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(.+)")
+_EXPERT = re.compile(
+    r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(?:weight|qweight|weight_packed)"
+)
 _ATTENTION = re.compile(r"(?:self_attn|attn|attention|linear_attn|mixer|[qkvo]_proj)\.")
 _MLP = re.compile(r"(?:mlp|ffn|moe|mixer|feed_forward|block_sparse_moe|share_expert|up_proj)\.")
 _LATENT = ("self_attn.kv_a_proj_with_mqa.weight", "self_attn.kv_b_proj.weight")
