@@ -13,7 +13,7 @@ from typing import Any
 from specctl.contract.diagnostics import Diagnostic
 from specctl.draft import DraftCheckpoint
 from specctl.formats.eagle.eagle1 import NAMES, SPECULATORS_NAMES
-from specctl.formats.eagle.write_problems import no_place, nothing
+from specctl.formats.eagle.write_problems import no_place, nothing, reference_rope
 from specctl.formats.fields import CONFIG
 from specctl.formats.writing import (
     dtype_config,
@@ -40,6 +40,7 @@ def write_native(request: WriteRequest) -> Written:
         **layer_config(draft, decoder),
         **dtype_config(draft),
         "bias": draft.has_fc_bias,
+        **reference_rope(decoder.rope),
     }
     return Written(
         config=config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import Rope
 from specctl.draft import DraftCheckpoint
 from specctl.formats.eagle.native import AUX_KEY
 from specctl.formats.fields import CONFIG
@@ -12,6 +13,7 @@ from specctl.formats.written import Written, lost, unable
 
 _PARTS = ("fc.weight", "norm", "layers.0.input_norm", "layers.0.hidden_norm")
 _LIBRARY_FAMILIES = ("llama", "qwen3")
+REFERENCE_ROPE = ("default", "linear", "dynamic")
 
 
 def nothing(*problems: Diagnostic) -> Written:
@@ -73,15 +75,23 @@ def missing_parts(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
             )
 
 
-def undeclared_norms(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
-    """Yield the parts that SafeAILab's reference neither reads nor computes."""
+def undeclared_parts(draft: DraftCheckpoint, format: str) -> Iterator[Diagnostic]:
+    """Yield the parts that SafeAILab's reference neither reads nor computes.
+
+    A file of the dialect itself may hold them; the engines that read it know more.
+    """
+    if draft.format == format:
+        return
+    decoder = draft.decoder
     flags = {
         "norm_before_residual": draft.has_norm_before_residual,
         "norm_before_fc": draft.has_norm_before_fc,
         "fc_norm": draft.has_fc_norm,
         "norm_output": draft.has_norm_output,
         "bias": draft.has_fc_bias,
-        "q_norm": draft.decoder is not None and draft.decoder.has_qk_norm,
+        "q_norm": decoder is not None and decoder.has_qk_norm,
+        "attention_bias": decoder is not None and (decoder.has_qkv_bias or decoder.has_o_bias),
+        "mlp_bias": decoder is not None and decoder.has_mlp_bias,
     }
     for name, holds in flags.items():
         if holds:
@@ -91,6 +101,20 @@ def undeclared_norms(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
                 expected="specforge-eagle3, modelopt-eagle3 or speculators-eagle3",
                 found=f"`{name}` is true",
             )
+    if decoder is not None and decoder.rope.kind not in REFERENCE_ROPE:
+        yield unable(
+            where=f"{CONFIG}#/rope_scaling",
+            message="the reference of this dialect scales rotary positions in two ways only",
+            expected=" or ".join(REFERENCE_ROPE),
+            found=decoder.rope.kind,
+        )
+
+
+def reference_rope(rope: Rope) -> dict[str, object]:
+    """Return `rope_scaling` as the reference's config accepts it: two keys, `type` and `factor`."""
+    if rope.kind == "default" or rope.kind not in REFERENCE_ROPE:
+        return {}
+    return {"rope_scaling": {"type": rope.kind, "factor": rope.parameters.get("factor")}}
 
 
 def normed_residual(draft: DraftCheckpoint, format: str) -> Iterator[Diagnostic]:

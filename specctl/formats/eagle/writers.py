@@ -11,7 +11,7 @@ module `model` (NeMo).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
@@ -28,7 +28,8 @@ from specctl.formats.eagle.write_problems import (
     no_place,
     normed_residual,
     nothing,
-    undeclared_norms,
+    reference_rope,
+    undeclared_parts,
 )
 from specctl.formats.fields import CONFIG
 from specctl.formats.names import NameTable
@@ -94,8 +95,12 @@ def write_safeailab(request: WriteRequest) -> Written:
     without a target to compare them with, for norms that the reference lacks and for more than one
     layer.
     """
-    problems = [*_default_layers(request), *undeclared_norms(request.draft)]
-    return _write(request, SAFEAILAB, problems)
+    problems = [*_default_layers(request), *undeclared_parts(request.draft, SAFEAILAB.format)]
+    written = _write(request, SAFEAILAB, problems)
+    decoder = request.draft.decoder
+    if decoder is None or not written.config:
+        return written
+    return replace(written, config={**written.config, **reference_rope(decoder.rope)})
 
 
 def write_specforge(request: WriteRequest) -> Written:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from specctl import formats
-from specctl.checkpoint import Checkpoint, open_checkpoint
-from specctl.draft import DraftCheckpoint
-from specctl.ops.convert import convert
-from specctl.ops.convert_report import ConvertReport
-from specctl.ops.draft_parts import Given
+from specctl.checkpoint import open_checkpoint
+from tests.unit.specctl.formats.conversions import (
+    bytes_by_role,
+    config_of,
+    read,
+    refusals,
+    run,
+    target_of,
+)
 from tests.unit.specctl.formats.edits import CHECKPOINTS
 
-EXPECTED = yaml.safe_load((CHECKPOINTS.parent / "expected.yaml").read_text("utf-8"))
-GIVEN = Given(num_speculative_tokens=4, target_name="example/tiny-llama")
 AUX = "eagle_aux_hidden_state_layer_ids"
 FLAT = ("safeailab-eagle3", "specforge-eagle3", "modelopt-eagle3", "nemo-eagle3")
 FACTS = (
@@ -70,40 +71,6 @@ LOSSLESS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("speculators-eagle-clean", ("eagle", "speculators-eagle")),
     ("speculators-eagle-hass", ("eagle", "speculators-eagle")),
 )
-
-
-def target_of(name: str) -> str | None:
-    listed = EXPECTED.get(f"checkpoints/{name}", {}).get("target")
-    return None if listed is None else str(CHECKPOINTS.parent / listed)
-
-
-def run(source: str, to: str, out: Path, **options: Any) -> ConvertReport:
-    if "/" not in source:
-        options.setdefault("target", target_of(source))
-        source = str(CHECKPOINTS / source)
-    return convert(source, to=to, out=str(out), **{"given": GIVEN, **options})
-
-
-def read(place: Path | str, target: str | None) -> tuple[Checkpoint, DraftCheckpoint]:
-    checkpoint = open_checkpoint(place)
-    draft = formats.read_draft(checkpoint)
-    if target is not None:
-        draft = formats.complete_draft(draft, formats.read_target(open_checkpoint(target)))
-    return checkpoint, draft
-
-
-def bytes_by_role(checkpoint: Checkpoint, draft: DraftCheckpoint) -> dict[str, bytes]:
-    return {role: checkpoint.read_bytes(ref.key) for role, ref in draft.tensors.items()}
-
-
-def config_of(place: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
-    return loaded
-
-
-def refusals(report: ConvertReport) -> list[str]:
-    assert report.state == "refused"
-    return [f"{d.code} {d.message}" for d in report.diagnostics if d.severity == "error"]
 
 
 @pytest.mark.parametrize(
@@ -332,58 +299,23 @@ def test_a_normed_residual_leaves_its_library_only_where_it_is_computed(tmp_path
         assert any("norm_before_residual" in line or "residual" in line for line in found)
 
 
-@pytest.mark.parametrize(
-    ("to", "scale", "listed"),
-    [
-        ("speculators-eagle3", "layers.0.mlp.up_proj.weight_scale", "lm_head"),
-        ("specforge-eagle3", "midlayer.mlp.up_proj.weight_scale", "lm_head"),
-        ("nemo-eagle3", "model.layers.0.mlp.up_proj.weight_scale", "lm_head"),
-    ],
-)
-def test_scales_and_their_config_travel_with_the_weights(
-    to: str, scale: str, listed: str, tmp_path: Path
-) -> None:
-    """vLLM issue 28435: a scale that is dropped leaves raw integers behind."""
-    out = tmp_path / "out"
-    options = {"target": str(CHECKPOINTS / "hf-llama-tiny")}
-    report = run("speculators-eagle3-fp8-modelopt", to, out, **options)
-    assert report.state == "written", refusals(report)
-    assert scale in open_checkpoint(out).tensors
-    method = config_of(out)["quantization_config"]
-    assert method["quant_method"] == "modelopt"
-    expected = ["lm_head", "model.fc" if to.startswith("nemo") else "fc"]
-    assert method["ignore"] == expected
-    assert listed in expected
-    assert (out / "hf_quant_config.json").exists() == (to == "speculators-eagle3")
-
-
-def test_module_names_of_a_quantisation_list_are_renamed_or_refused(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    fixture = CHECKPOINTS / "speculators-eagle3-fp8-fused-list"
-    (source / "model.safetensors").write_bytes((fixture / "model.safetensors").read_bytes())
-    config = config_of(fixture)
-    for names, expected in (
-        (["layers.0.self_attn.qkv_proj"], ["midlayer.self_attn.qkv_proj"]),
-        (["layers.0", "norm"], ["midlayer", "norm"]),
-        (["layers.0.self_attn.q_proj", "fc"], ["midlayer.self_attn.q_proj", "fc"]),
-    ):
-        config["quantization_config"]["ignored_layers"] = names
-        (source / "config.json").write_text(json.dumps(config), "utf-8")
-        out = tmp_path / names[0]
-        assert run(str(source), "specforge-eagle3", out).state == "written"
-        assert config_of(out)["quantization_config"]["ignored_layers"] == expected
-    config["quantization_config"]["ignored_layers"] = ["re:.*layers\\.0\\..*"]
-    (source / "config.json").write_text(json.dumps(config), "utf-8")
-    found = refusals(run(str(source), "specforge-eagle3", tmp_path / "pattern"))
-    assert any("is a pattern over module names" in line for line in found)
-    same = run(str(source), "modelopt-eagle3", tmp_path / "same")
-    assert same.state == "written", refusals(same)
-
-
 def test_a_map_that_leaves_the_vocabulary_stops_a_conversion(tmp_path: Path) -> None:
     found = refusals(run("speculators-eagle3-map-too-large", "specforge-eagle3", tmp_path / "out"))
     assert any(line.startswith("SD402") for line in found)
+
+
+def test_the_reference_accepts_two_keys_of_rope_scaling(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(CHECKPOINTS / "specforge-eagle3-clean", source)
+    config = config_of(source)
+    for scaling, state in (
+        ({"rope_type": "linear", "factor": 4.0}, "written"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "refused"),
+    ):
+        (source / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}), "utf-8")
+        target = str(CHECKPOINTS / "hf-llama-tiny")
+        assert run(str(source), "safeailab-eagle3", out, target=target).state == state
+    assert config_of(out)["rope_scaling"] == {"type": "linear", "factor": 4.0}
 
 
 def test_both_spellings_of_the_rotary_numbers_are_written(tmp_path: Path) -> None:
