@@ -38,11 +38,25 @@ def _stacked(tensors: Mapping[str, TensorRef]) -> dict[str, TensorSource]:
             groups.setdefault(found[1], {})[int(found[2]), found[3]] = ref
     for prefix, parts in groups.items():
         count = 1 + max(index for index, _ in parts)
+        if not _is_stackable(parts, count):  # SD325 and SD503 say why; nothing is lost here
+            sources |= {
+                f"{prefix}.{index}.{name}_proj.weight": Copy(ref=ref)
+                for (index, name), ref in parts.items()
+            }
+            continue
         pairs = [parts[index, name] for index in range(count) for name in ("gate", "up")]
         downs = [parts[index, "down"] for index in range(count)]
         sources[f"{prefix}.gate_up_proj"] = Joined(parts=tuple(pairs), leading=count)
         sources[f"{prefix}.down_proj"] = Joined(parts=tuple(downs), leading=count)
     return sources
+
+
+def _is_stackable(parts: Mapping[tuple[int, str], TensorRef], count: int) -> bool:
+    """Tell whether every expert has its three matrices, alike in all experts."""
+    if len(parts) != 3 * count:
+        return False
+    kinds = {(name == "down", ref.dtype, ref.shape) for (_, name), ref in parts.items()}
+    return len(kinds) == 2
 
 
 def _apart(tensors: Mapping[str, TensorRef]) -> dict[str, TensorSource]:

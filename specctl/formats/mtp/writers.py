@@ -95,6 +95,8 @@ def write_speculators(request: WriteRequest) -> Written:
     if draft.geometry is None or any(problem.code == "SD602" for problem in problems):
         return _nothing(*problems)
     sources = with_experts(draft.tensors, is_fused=True)
+    if any(".mlp.experts.0." in role for role in sources):
+        return _nothing(_limit("experts", "experts alike in dtype and shape", "unlike ones"))
     config: dict[str, Any] = {
         "architectures": ["MTPDraftModel"],
         "num_nextn_predict_layers": 1,

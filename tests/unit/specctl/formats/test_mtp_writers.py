@@ -172,6 +172,18 @@ def test_what_a_layout_cannot_hold_is_refused(name: str, format: str, message: s
     assert any(message in d.message for d in written.diagnostics if d.code == "SD602")
 
 
+def test_experts_that_are_not_alike_are_not_stacked() -> None:
+    key = "mtp.layers.0.mlp.experts.1.up_proj.weight"
+    for edits in ({"drop": (key,)}, {"drop": (key,), "add": {key: (3, 6)}}):
+        read = formats.with_given(draft("hf-qwen3-next-mtp", **edits), num_speculative_tokens=3)
+        writer = BY_NAME["speculators-mtp"].write
+        assert writer is not None
+        written = writer(WriteRequest(draft=read, target_name="example/target"))
+        assert [d.code for d in written.diagnostics] == ["SD602"]
+        found = merge(read, opened("hf-qwen35-moe-mtp"), depth=None)
+        assert "mtp.layers.0.mlp.experts.0.up_proj.weight" in found.tensors
+
+
 def test_copies_are_a_named_loss() -> None:
     edited = draft("hf-qwen35-mtp", add={"mtp.embed_tokens.weight": (12, 6)})
     writer = BY_NAME["speculators-mtp"].write
