@@ -133,8 +133,28 @@ def _generic_forms(keys: Iterable[str]) -> dict[str, str]:
         forms = _DIGITS_OF_LINES.sub(".{i}", text)[2:-1].split("\n.")
     else:  # a line feed in a key
         forms = [generic_key(key) for key in listed]
-    first = dict(zip(reversed(forms), reversed(listed), strict=True))
-    return dict(sorted(first.items(), key=lambda item: item[1])) if listed else {}
+    first: dict[str, str] = {}
+    for form, key in zip(forms, listed, strict=True):
+        if form not in first:
+            first[form] = key
+    return first
+
+
+def _seen_layouts(generic: Mapping[str, str], layouts: Iterable[Layout]) -> dict[str, str]:
+    """Return layout -> the first key that shows it.
+
+    One expression for all layouts first: a file may have a million forms of names.
+    """
+    listed = list(layouts)
+    any_layout = re.compile("|".join(f"(?:{layout.pattern})" for layout in listed)).fullmatch
+    shown = {form: key for form, key in generic.items() if any_layout(form)}
+    seen: dict[str, str] = {}
+    for layout in listed:
+        matches = re.compile(layout.pattern).fullmatch
+        found = next((key for form, key in shown.items() if matches(form)), None)
+        if found is not None:
+            seen.setdefault(layout.name, found)
+    return seen
 
 
 def gather_evidence(checkpoint: Checkpoint, layouts: Iterable[Layout]) -> Evidence:
@@ -143,16 +163,10 @@ def gather_evidence(checkpoint: Checkpoint, layouts: Iterable[Layout]) -> Eviden
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     generic = _generic_forms(checkpoint.tensors)
-    seen: dict[str, str] = {}
-    for layout in layouts:
-        matches = re.compile(layout.pattern).fullmatch
-        found = next((key for form, key in generic.items() if matches(form)), None)
-        if found is not None:
-            seen.setdefault(layout.name, found)
     return Evidence(
         config=config,
         architecture=first if isinstance(first, str) else None,
         generic=MappingProxyType(generic),
-        layouts=MappingProxyType(seen),
+        layouts=MappingProxyType(_seen_layouts(generic, layouts)),
         file_names=checkpoint.file_names,
     )
