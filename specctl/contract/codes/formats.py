@@ -12,8 +12,7 @@ CODES: tuple[Code, ...] = (
         summary="Neither the config nor the tensor names belong to a known target or draft layout.",
         why="Without a layout no tensor has a meaning; loading by shape alone would guess.",
         fix="Check that the directory holds config.json and the weights it was published with; "
-        "docs/reference/formats.md lists the layouts that are read: dense Hugging Face targets, "
-        "Speculators eagle3, dspark and mtp, SafeAILab EAGLE-3, MTP in DeepSeek's key layout",
+        "docs/reference/formats.md lists the layouts that are read",
     ),
     Code(
         code="SD202",
