@@ -131,6 +131,8 @@ def _inputs(model: Any) -> dict[str, Any]:
             "loss_mask": torch.ones(1, SEQUENCE, dtype=torch.bool),
             "verifier_last_hidden_states": last,
         }
+    if kind not in ("eagle3", "peagle"):  # block drafts: one block at each position, not thousands
+        inputs["max_anchors"] = SEQUENCE
     if kind == "peagle":  # its forward always computes a loss; the default one needs Triton
         inputs["loss_config"] = resolve_loss_config("kl_div", implementation="eager")
     return inputs
