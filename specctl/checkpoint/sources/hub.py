@@ -43,6 +43,16 @@ _CODES: dict[Trouble, str] = {
     "offline": "SD145",
     "client": "SD147",
 }
+_HELP: dict[tuple[Trouble, HubKind], str] = {
+    ("login", "hf"): "Accept the terms on the repository's page if it has some, then "
+    "`hf auth login`, or set HF_TOKEN",
+    ("login", "ms"): "`modelscope login`, or set MODELSCOPE_API_TOKEN; ask the owner for access if "
+    "that is not enough",
+    ("unreachable", "hf"): "Check the network and HF_ENDPOINT; `--offline` reads the cache",
+    ("unreachable", "ms"): "Check the network and MODELSCOPE_DOMAIN; `--offline` reads the cache",
+    ("client", "hf"): "`pip install -U huggingface_hub`",
+    ("client", "ms"): "`pip install 'specctl[modelscope]'`",
+}
 _OF_ONE_FILE = ("file", "ranges")
 _PASSING = ("rate", "unreachable", "cut")
 _PART = r"[A-Za-z0-9_][\w.-]{0,95}"
@@ -88,14 +98,15 @@ class HubError(Exception):
         """Tell whether other files of the repository may still be read."""
         return self.trouble in _OF_ONE_FILE
 
-    def diagnostic(self, where: str) -> Diagnostic:
-        """Return the diagnostic at a place."""
+    def diagnostic(self, where: str, kind: HubKind) -> Diagnostic:
+        """Return the diagnostic at a place of a hub."""
         return diagnose(
             _CODES[self.trouble],
             where=where,
             message=self.detail,
             expected=self.expected,
             found=self.found,
+            help=_HELP.get((self.trouble, kind)),
         )
 
 

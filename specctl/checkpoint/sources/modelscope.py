@@ -19,6 +19,7 @@ from specctl.checkpoint.sources.hub import HubError, HubName, Listing, Reply, st
 
 DEFAULT_REVISION = "master"
 _MODEL = "model"
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] [\w ,-]+")  # inside a text of the HTTP library
 _OLDEST = (0, 5)
 _NEEDED = "modelscope 1.40 with modelscope-hub 0.5.1, or later"
 _CHUNK_BYTES = 8192  # what a cut connection loses of the bytes that came
@@ -134,8 +135,13 @@ class ModelScopeHub:
             return status_error(status, headers, what)
         if isinstance(error, self._http.InvalidJSONError):
             return _no_hub()
-        first_line = str(error).partition("\n")[0][:300] or type(error).__name__
-        return HubError("unreachable", f"no answer for {what}: {first_line}", is_passing=False)
+        cause = _SYSTEM_ERROR.search(str(error))
+        reason = str(error).partition("\n")[0][:200] if cause is None else cause[0]
+        return HubError(
+            "unreachable",
+            f"no answer of `{self._api.legacy.endpoint}` for {what}: {reason}",
+            is_passing=False,
+        )
 
     def stream(
         self, path: str, revision: str, begin: int, end: int

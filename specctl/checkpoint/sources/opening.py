@@ -38,7 +38,7 @@ def open_store(
     try:
         return _open_hub(name, offline, pause)
     except HubError as error:
-        raise DiagnosticError(error.diagnostic(source)) from error
+        raise DiagnosticError(error.diagnostic(source, name.kind)) from error
 
 
 def _client(name: HubName) -> Hub:

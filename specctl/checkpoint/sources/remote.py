@@ -148,6 +148,7 @@ class RemoteStore:
             pause: waits between attempts.
         """
         self._hub = hub
+        self._kind = hub.name.kind
         self._listing = listing
         self._pause = pause
         self._open: dict[str, RemoteFile] = {}
@@ -172,7 +173,11 @@ class RemoteStore:
     @property
     def trouble(self) -> Diagnostic | None:
         """Why nothing more can be read, None while the hub answers."""
-        return None if self._lost is None else self._lost.diagnostic(self._hub.name.text(None))
+        return (
+            None
+            if self._lost is None
+            else self._lost.diagnostic(self._hub.name.text(None), self._kind)
+        )
 
     def unfinished(self) -> tuple[str, ...]:
         """Return nothing: a hub holds whole files."""
@@ -204,7 +209,9 @@ class RemoteStore:
         if name not in self._open:
             if name not in self._sizes:
                 raise DiagnosticError(
-                    HubError("file", f"`{name}` is not in the repository").diagnostic(name)
+                    HubError("file", f"`{name}` is not in the repository").diagnostic(
+                        name, self._kind
+                    )
                 )
             self._open[name] = RemoteFile(
                 lambda begin, end: self._read(name, begin, end),
@@ -242,11 +249,11 @@ class RemoteStore:
         try:
             return self._hub.download(self._hub.name.path_of(name), self._listing.revision)
         except HubError as error:
-            raise DiagnosticError(error.diagnostic(name)) from error
+            raise DiagnosticError(error.diagnostic(name, self._kind)) from error
 
     def _read(self, name: str, begin: int, end: int) -> Got:
         if self._lost is not None:
-            raise DiagnosticError(self._lost.diagnostic(name))
+            raise DiagnosticError(self._lost.diagnostic(name, self._kind))
         path = self._hub.name.path_of(name)
         try:
             return read_range(
@@ -255,4 +262,4 @@ class RemoteStore:
         except HubError as error:
             if not error.is_of_one_file:
                 self._lost = error
-            raise DiagnosticError(error.diagnostic(name)) from error
+            raise DiagnosticError(error.diagnostic(name, self._kind)) from error

@@ -85,7 +85,8 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="Offline, and the hub's cache on this machine does not hold what is needed.",
         why="`--offline` and HF_HUB_OFFLINE forbid every connection.",
-        fix="Run once without `--offline`, or download the repository while there is a network",
+        fix="Download it while there is a network: `hf download ORG/NAME`, or for ModelScope "
+        "`modelscope download --model ORG/NAME`",
     ),
     Code(
         code="SD146",

@@ -20,7 +20,7 @@ from tests.mock_hub import MockHub, Repo
 def test_offline_without_a_cache(hub: MockHub, kind: str) -> None:
     before = len(hub.seen)
     code, text = refusal(lambda: open_checkpoint(f"{kind}:org/small", access=Access(offline=True)))
-    assert (code, "--offline" in text) == ("SD145", True)
+    assert (code, "download" in text) == ("SD145", True)
     assert len(hub.seen) == before
 
 
