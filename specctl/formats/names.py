@@ -8,15 +8,17 @@ its weight with the scale's suffix, so that a writer which renames the weight re
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from specctl.checkpoint import TensorEntry
+from specctl.contract.diagnostics import MAX_OF_A_CODE
 from specctl.contract.manifest import TensorRef
 from specctl.contract.roles import TensorRole, generic_role, required_roles
 from specctl.formats.fields import Findings
-
-_INDEX = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
+from specctl.formats.generic_keys import INDEX, generic_forms, generic_key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +57,7 @@ SCALE_SUFFIXES = (
     "scale",
 )
 """Last parts of keys that belong to the weight of the same module."""
+_SCALE_ENDS = tuple(f".{suffix}" for suffix in SCALE_SUFFIXES)
 
 ROTARY_BUFFER = Ignored(pattern=r".*rotary_emb\.inv_freq", reason="rotary frequencies are computed")
 
@@ -80,19 +83,34 @@ class NameTable:
         """Return the role that the dialect reads from a key; every spelling counts."""
         return _role(key, self._lookup())
 
+    def roles_in(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return role -> key of those that the dialect reads, without judging them."""
+        lookup = self._lookup()
+        found: dict[str, str] = {}
+        for key in keys:
+            role = _role(key, lookup)
+            if role is not None:
+                found.setdefault(role, key)
+        return found
+
     def match(self, tensors: Mapping[str, TensorEntry], findings: Findings) -> Matched:
         """Assign every tensor of a file, reporting SD502, SD505 and SD507."""
         lookup = self._lookup()
         found: dict[str, TensorRef] = {}
         twice: list[tuple[str, TensorEntry, str]] = []
         unmapped: list[TensorEntry] = []
-        for key in sorted(tensors):
+        unmapped_forms: list[str] = []
+        listed = sorted(tensors)
+        for key, form in zip(listed, generic_forms(listed), strict=True):
             entry = tensors[key]
-            role = _role(key, lookup) or _scale_role(key, lookup)
+            role = None
+            if key in lookup or form in lookup or key.endswith(_SCALE_ENDS):
+                role = _role(key, lookup) or _scale_role(key, lookup)
             if role is None:
                 reason = self._ignored_reason(key)
                 if reason is None:
                     unmapped.append(entry)
+                    unmapped_forms.append(form)
                 else:
                     findings.add("SD507", where=entry.describe(), message=f"not used: {reason}")
             elif role in found:
@@ -100,7 +118,7 @@ class NameTable:
             else:
                 found[role] = as_ref(entry)
         _report_twice(twice, findings)
-        _report_unmapped(unmapped, findings)
+        _report_unmapped(unmapped, unmapped_forms, findings)
         return Matched(tensors=found, unmapped=tuple(entry.key for entry in unmapped))
 
     def report_missing(
@@ -145,7 +163,7 @@ class NameTable:
 
     def _ignored_reason(self, key: str) -> str | None:
         for row in self.ignored:
-            if re.fullmatch(row.pattern, key):
+            if _compiled(row.pattern).fullmatch(key):
                 return row.reason
         return None
 
@@ -162,10 +180,10 @@ def _role(key: str, lookup: Mapping[str, str]) -> str | None:
     if "{" in key:  # would meet the placeholder of a table row
         return None
     exact = lookup.get(key)
-    indexes = _INDEX.findall(key)
+    indexes = INDEX.findall(key)
     if exact is not None or len(indexes) != 1:
         return exact
-    role = lookup.get(_INDEX.sub("{i}", key))
+    role = lookup.get(generic_key(key))
     return None if role is None else role.replace("{i}", str(int(indexes[0])))
 
 
@@ -176,6 +194,11 @@ def _scale_role(key: str, lookup: Mapping[str, str]) -> str | None:
         return None
     role = _role(f"{stem}.weight", lookup)
     return None if role is None else f"{role.removesuffix('.weight')}.{suffix}"
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 def as_ref(entry: TensorEntry) -> TensorRef:
@@ -204,16 +227,19 @@ def _report_twice(twice: list[tuple[str, TensorEntry, str]], findings: Findings)
     )
 
 
-def _report_unmapped(unmapped: Iterable[TensorEntry], findings: Findings) -> None:
-    groups: dict[str, list[TensorEntry]] = {}
-    for entry in unmapped:
-        groups.setdefault(_INDEX.sub("{i}", entry.key), []).append(entry)
-    for generic, entries in groups.items():
-        more = "" if len(entries) == 1 else f" and {len(entries) - 1} more of the form `{generic}`"
+def _report_unmapped(entries: list[TensorEntry], forms: list[str], findings: Findings) -> None:
+    counts = Counter(forms)
+    first = dict(zip(reversed(forms), reversed(entries), strict=True))
+    for number, (form, count) in enumerate(counts.items()):
+        entry = first[form]
+        is_listed = number < MAX_OF_A_CODE  # what is only counted needs no text
+        more = "" if count == 1 else f" and {count - 1} more of the form `{form}`"
         findings.add(
             "SD502",
-            where=entries[0].describe(),
-            message=f"`{entries[0].key}`{more}: not a name of this format; not used",
+            where=entry.describe() if is_listed else entry.file,
+            message=f"`{entry.key}`{more}: not a name of this format; not used"
+            if is_listed
+            else "",
         )
 
 

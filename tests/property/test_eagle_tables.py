@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specctl import checks, formats
 from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES
-from specctl.formats.eagle.parallel_heads import heads_names, heads_roles
+from specctl.formats.eagle.parallel_heads import MAX_TENSORS, heads_names, heads_roles
 from specctl.formats.eagle.tables import TABLES
 from specctl.formats.fields import Findings
 from specctl.formats.registry import DRAFT_FORMATS
@@ -71,6 +71,12 @@ def test_parallel_heads_are_two_way_for_the_keys_of_a_file() -> None:
         assert key is not None
         assert key in keys
         assert table.role_of(key) == entry.name
+
+
+def test_thousands_of_parallel_heads_make_a_bounded_table() -> None:
+    keys = [f"parallel_draft_heads.{i}.medusa_layers.0.linear.weight" for i in range(5000)]
+    assert len(heads_roles(keys)) == MAX_TENSORS
+    assert len(heads_names(SPECULATORS_NAMES, keys).names) <= MAX_TENSORS + 200
 
 
 @settings(max_examples=120, deadline=None)

@@ -159,7 +159,7 @@ def _parts(
 ) -> Parts:
     """Return the parts that the switches keep; a stored tensor of a part left out is SD506."""
     note_switches(root, nested)
-    keys = {names.role_of(key): key for key in tensors}
+    keys = names.roles_in(tensors)
     kept: dict[str, bool] = {}
     for switch in (_AUX, _FIRST, _LAST):
         holder = nested if nested is not None and nested.has(switch.key) else root

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 
 from specctl.contract.roles import OPTIONAL, TensorRole
 from specctl.formats.names import Name, NameTable
 
+MAX_TENSORS = 256  # real drafts have a handful of heads
 _KEY = re.compile(
     r"(?:model\.)?(parallel_draft_heads\.\d+\.medusa_layers\.\d+\.linear)\.(weight|bias)"
 )
@@ -20,11 +22,7 @@ _KEY = re.compile(
 
 def heads_names(names: NameTable, keys: Iterable[str]) -> NameTable:
     """Return the table with a row for each parallel head's tensor among the keys."""
-    rows = tuple(
-        Name(role=f"{found[1]}.{found[2]}", keys=(key,))
-        for key in sorted(keys)
-        if (found := _KEY.fullmatch(key))
-    )
+    rows = tuple(Name(role=role, keys=(key,)) for role, key in _heads(keys))
     return NameTable(names=(*names.names, *rows), ignored=names.ignored) if rows else names
 
 
@@ -32,10 +30,15 @@ def heads_roles(keys: Iterable[str]) -> tuple[TensorRole, ...]:
     """Return the roles of the parallel heads among the keys: a square matrix and its bias."""
     shapes = {"weight": ("H", "H"), "bias": ("H",)}
     return tuple(
-        TensorRole(name=f"{found[1]}.{found[2]}", shape=shapes[found[2]], when=OPTIONAL)
-        for key in sorted(keys)
-        if (found := _KEY.fullmatch(key))
+        TensorRole(name=role, shape=shapes[role.rpartition(".")[2]], when=OPTIONAL)
+        for role, _ in _heads(keys)
     )
+
+
+def _heads(keys: Iterable[str]) -> list[tuple[str, str]]:
+    """Return role and key of parallel heads, at most `MAX_TENSORS`: tables grow by them."""
+    found = ((match, key) for key in keys if (match := _KEY.fullmatch(key)))
+    return sorted((f"{match[1]}.{match[2]}", key) for match, key in islice(found, MAX_TENSORS))
 
 
 def is_head_role(role: str) -> bool:
