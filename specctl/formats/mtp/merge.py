@@ -53,9 +53,9 @@ def merge(draft: DraftCheckpoint, target: Checkpoint, *, depth: int | None) -> M
     """
     part = _present(draft, target)
     family = part.family if part is not None else _family_of(draft)
-    layers = _num_layers(draft)
-    indexes = _indexes(family, part, depth, layers)
-    if family is None or indexes is None or len(indexes) < layers:
+    layers, places = _num_layers(draft), _num_places(draft)
+    indexes = _indexes(family, part, depth, places)
+    if family is None or indexes is None or len(indexes) < places:
         return _refused(draft, part, layers)
     root = part.root if part is not None else _root(family, target)
     has = frozenset() if part is None else frozenset(part.roles.values())
@@ -112,6 +112,11 @@ def _family_of(draft: DraftCheckpoint) -> MtpFamily | None:
 def _num_layers(draft: DraftCheckpoint) -> int:
     count = draft.details.get("num_prediction_layers")
     return count if isinstance(count, int) else 1
+
+
+def _num_places(draft: DraftCheckpoint) -> int:
+    """Return the layers, or sub-layers, that the draft's tensors lie in."""
+    return 1 + max((role_names(role)[0] or 0 for role in draft.tensors), default=0)
 
 
 def _indexes(

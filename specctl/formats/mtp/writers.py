@@ -51,6 +51,8 @@ def write_native(family: MtpFamily, request: WriteRequest) -> Written:
         return Written(config=_counted(family, draft), tensors=_as_stored(family, draft))
     if draft.format != SPECULATORS.name or family.name not in (DEEPSEEK.name, QWEN.name):
         return _nothing(_other_family(family, draft))
+    if _last_place(draft) > 0:
+        return _nothing(_limit("num_prediction_layers", "one prediction layer", "several"))
     if family.name == QWEN.name:
         return _qwen_from_speculators(request)
     return _deepseek_from_speculators(request)
@@ -171,7 +173,7 @@ def _unsaid(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
 def _speculators_limits(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
     details = draft.details
     layers, order = details.get("num_prediction_layers"), details.get("concat_order")
-    if layers != 1:
+    if layers != 1 or _last_place(draft) > 0:
         yield _limit("num_prediction_layers", "one prediction layer", layers)
     if order != SPECULATORS.concat_order:
         yield _limit("concat_order", f"input order `{SPECULATORS.concat_order}`", order)
@@ -188,6 +190,11 @@ def _speculators_limits(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
             message=f"`{ref.key}` is a copy beside the layer",
             found=ref.key,
         )
+
+
+def _last_place(draft: DraftCheckpoint) -> int:
+    """Return the last layer that a tensor lies in, counted from 0."""
+    return max((role_names(role)[0] or 0 for role in draft.tensors), default=0)
 
 
 def _limit(name: str, expected: str, found: object) -> Diagnostic:

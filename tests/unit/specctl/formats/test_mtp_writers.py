@@ -255,6 +255,15 @@ def test_layers_of_another_shape_or_family_do_not_fit() -> None:
     assert deep.tensors == {}
 
 
+def test_more_layers_than_the_target_has_do_not_fit() -> None:
+    deep = draft("speculators-mtp-experts", add={"mtp_layers.1.mlp.gate.weight": (3, 6)})
+    found = merge(deep, opened("hf-qwen35-moe-mtp"), depth=None)
+    assert [d.code for d in found.diagnostics] == ["SD611"]
+    split = merge(draft("hf-nemotron-h-mtp"), opened("hf-llama-clean"), depth=8)
+    assert split.count == 1
+    assert "mtp.layers.1.final_layernorm.weight" in split.tensors
+
+
 def test_a_copy_that_the_target_does_not_have_is_left_out() -> None:
     whole = opened("hf-glm46-mtp")
     found = merge(draft("hf-glm45-mtp"), whole, depth=1)
