@@ -14,10 +14,8 @@ from types import MappingProxyType
 from specctl.checkpoint import Checkpoint
 from specctl.draft import Algorithm, DraftCheckpoint, Role
 from specctl.formats.fields import CONFIG
+from specctl.formats.generic_keys import generic_forms
 from specctl.formats.written import WriteRequest, Written
-
-_DIGITS = re.compile(r"(?<![^.])\d+(?=\.|$)")
-_DIGITS_OF_LINES = re.compile(r"\.\d+(?=[.\n])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,25 +114,11 @@ class Format:
     write: Callable[[WriteRequest], Written] | None = None
 
 
-def generic_key(key: str) -> str:
-    """Return the key with every numeric part written `{i}`."""
-    return _DIGITS.sub("{i}", key)
-
-
 def _generic_forms(keys: Iterable[str]) -> dict[str, str]:
-    """Return generic form -> the first key of that form, in the order of the keys.
-
-    All keys are one text for one substitution: a hundred thousand calls would cost more than
-    reading their headers.
-    """
+    """Return generic form -> the first key of that form, in the order of the keys."""
     listed = sorted(keys)
-    text = "\n." + "\n.".join(listed) + "\n"
-    if text.count("\n") == len(listed) + 1:
-        forms = _DIGITS_OF_LINES.sub(".{i}", text)[2:-1].split("\n.")
-    else:  # a line feed in a key
-        forms = [generic_key(key) for key in listed]
     first: dict[str, str] = {}
-    for form, key in zip(forms, listed, strict=True):
+    for form, key in zip(generic_forms(listed), listed, strict=True):
         if form not in first:
             first[form] = key
     return first
