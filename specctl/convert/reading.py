@@ -21,7 +21,8 @@ from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.convert.pieces import FileRange
 from specctl.formats.written import Origin
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20  # of a hub, and of what is gathered
+LOCAL_BYTES = 512 << 10  # stays in the processor's cache between reading, hashing and writing
 KERNEL_BYTES = 32 << 20  # a signal is answered between two calls
 _NO_KERNEL_COPY = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
@@ -64,13 +65,13 @@ class SourceFiles:
         for data in self.read(piece):
             write_all(out, data)
 
-    def read(self, piece: FileRange, chunk_bytes: int = CHUNK_BYTES) -> Iterator[memoryview]:
+    def read(self, piece: FileRange, chunk_bytes: int | None = None) -> Iterator[memoryview]:
         """Yield the bytes of a range; a yielded view is valid until the one after the next."""
         local = self._open(piece)
         if local is None:
-            yield from self._read_stored(piece, chunk_bytes)
+            yield from self._read_stored(piece, chunk_bytes or CHUNK_BYTES)
             return
-        length = min(chunk_bytes, max(piece.end - piece.begin, 1))
+        length = min(chunk_bytes or LOCAL_BYTES, max(piece.end - piece.begin, 1))
         buffers = [memoryview(bytearray(length)) for _ in range(2)]
         begin, turn = piece.begin, 0
         while begin < piece.end:
