@@ -82,13 +82,10 @@ class Findings:
 
         Of each code the first `MAX_OF_A_CODE` are kept; the last of them counts the others.
         """
-        self._counts[code] = self._counts.get(code, 0) + 1
-        num_more = self._counts[code] - MAX_OF_A_CODE
-        if num_more > 0:
-            place, last = self._last[code]
-            note = f"{num_more} more of {code} are not listed"
-            self.diagnostics[place] = msgspec.structs.replace(last, notes=(*last.notes, note))
+        if self._counts.get(code, 0) >= MAX_OF_A_CODE:
+            self.count(code, 1)
             return
+        self._counts[code] = self._counts.get(code, 0) + 1
         self.diagnostics.append(
             diagnose(
                 code,
@@ -102,6 +99,16 @@ class Findings:
             )
         )
         self._last[code] = len(self.diagnostics) - 1, self.diagnostics[-1]
+
+    def count(self, code: str, num_more: int) -> None:
+        """Record that there are more findings of a code, of which one at least is listed."""
+        if num_more == 0:
+            return
+        self._counts[code] += num_more
+        place, last = self._last[code]
+        total = self._counts[code] - MAX_OF_A_CODE
+        note = f"{total} more of {code} are not listed"
+        self.diagnostics[place] = msgspec.structs.replace(last, notes=(*last.notes, note))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -228,19 +228,21 @@ def _report_twice(twice: list[tuple[str, TensorEntry, str]], findings: Findings)
 
 
 def _report_unmapped(entries: list[TensorEntry], forms: list[str], findings: Findings) -> None:
-    counts = Counter(forms)
-    first = dict(zip(reversed(forms), reversed(entries), strict=True))
-    for number, (form, count) in enumerate(counts.items()):
-        entry = first[form]
-        is_listed = number < MAX_OF_A_CODE  # what is only counted needs no text
+    counts = Counter(forms)  # in the order in which the forms appear
+    first: dict[str, TensorEntry] = {}
+    for form, entry in zip(forms, entries, strict=True):
+        first.setdefault(form, entry)
+        if len(first) == MAX_OF_A_CODE:
+            break
+    for form, entry in first.items():
+        count = counts[form]
         more = "" if count == 1 else f" and {count - 1} more of the form `{form}`"
         findings.add(
             "SD502",
-            where=entry.describe() if is_listed else entry.file,
-            message=f"`{entry.key}`{more}: not a name of this format; not used"
-            if is_listed
-            else "",
+            where=entry.describe(),
+            message=f"`{entry.key}`{more}: not a name of this format; not used",
         )
+    findings.count("SD502", max(0, len(counts) - MAX_OF_A_CODE))
 
 
 def layer_names(prefix: str) -> tuple[Name, ...]:
