@@ -57,6 +57,10 @@ _DENSE: tuple[TensorRole, ...] = (
     _layer("up_proj.weight", "I", "H"),
     _layer("down_proj.weight", "H", "I"),
 )
+_FUSED_DENSE: tuple[TensorRole, ...] = (
+    _layer("mlp.gate_up_proj.weight", "2*I", "H"),
+    _layer("down_proj.weight", "H", "I"),
+)
 _EXPERTS: tuple[TensorRole, ...] = (
     _layer("mlp.gate.weight", "E", "H"),
     _layer("mlp.experts.gate_up_proj", "E", "2*Ie", "H"),
@@ -79,6 +83,11 @@ def roles_of(style: LayerStyle, *, is_gated: bool, is_stream_wide: bool) -> tupl
         "other": (),
         "none": (),
     }[style.attention]
-    mlp = {"dense": _DENSE, "experts": _EXPERTS, "fused experts": _EXPERTS}.get(style.mlp, ())
+    mlp = {
+        "dense": _DENSE,
+        "fused dense": _FUSED_DENSE,
+        "experts": _EXPERTS,
+        "fused experts": _EXPERTS,
+    }.get(style.mlp, ())
     around = () if is_stream_wide else _HIDDEN_NORM
     return (*_GLOBAL, *around, *attention, *mlp)

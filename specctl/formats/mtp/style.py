@@ -14,7 +14,7 @@ from typing import Literal
 from specctl.contract.manifest import TensorRef
 
 Attention = Literal["grouped-query", "latent", "fused", "other", "none"]
-Mlp = Literal["dense", "experts", "fused experts", "other", "none"]
+Mlp = Literal["dense", "fused dense", "experts", "fused experts", "other", "none"]
 
 _EXPERT = re.compile(
     r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(?:weight|qweight|weight_packed)"
@@ -82,7 +82,7 @@ def _mlp(first: Mapping[str, TensorRef]) -> Mlp:
     if any(name.startswith("mlp.experts.") for name in first):
         return "experts"
     if has_stem(first, "mlp.gate_up_proj"):
-        return "other"
+        return "fused dense"
     if has_stem(first, "gate_proj") or has_stem(first, "down_proj"):
         return "dense"
     return "other" if any(_MLP.match(name) for name in first) else "none"
@@ -131,6 +131,7 @@ def required_stems(style: LayerStyle) -> tuple[str, ...]:
     }[style.attention]
     mlp = {
         "dense": ("gate_proj", "up_proj", "down_proj"),
+        "fused dense": ("mlp.gate_up_proj", "down_proj"),
         "experts": ("mlp.gate",),
         "fused experts": ("mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
         "other": (),

@@ -22,7 +22,7 @@ BUNDLED: dict[str, tuple[str, int, str, str, int, bool, int]] = {
     "hf-glm45-mtp": ("glm-mtp", 1, "grouped-query", "experts", 3, True, 31),
     "hf-glm46-mtp": ("glm-mtp", 1, "grouped-query", "experts", 3, False, 29),
     "hf-glm5-mtp": ("glm-mtp", 1, "latent", "experts", 3, False, 32),
-    "hf-glm-ocr-mtp": ("glm-mtp", 1, "grouped-query", "other", 0, False, 14),
+    "hf-glm-ocr-mtp": ("glm-mtp", 1, "grouped-query", "fused dense", 0, False, 14),
     "hf-kimi-k3-mtp": ("kimi-k3-mtp", 1, "latent", "experts", 3, False, 27),
     "hf-step3p5-mtp": ("step3p5-mtp", 2, "grouped-query", "dense", 0, True, 34),
     "hf-hunyuan-mtp": ("hunyuan-mtp", 1, "grouped-query", "experts", 3, False, 26),
