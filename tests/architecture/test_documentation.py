@@ -123,6 +123,6 @@ def test_every_code_is_shown_somewhere() -> None:
 
 # Codes of hubs, options and token maps: no directory shows them, a named test does.
 NEEDS_A_COMMAND = {c for c in CODES if "SD420" <= c < "SD500" or "SD600" <= c < "SD700"} | {
-    *("SD120", "SD150", "SD713", "SD714", "SD715", "SD716"),
+    *("SD120", "SD150", "SD212", "SD213", "SD713", "SD714", "SD715", "SD716"),
     *(f"SD{number}" for number in range(136, 150) if number != 148),
 }

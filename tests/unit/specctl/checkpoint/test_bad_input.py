@@ -114,7 +114,7 @@ def test_a_byte_order_mark(name: str) -> None:
 NOT_UTF_8 = [b"\xff\xfe{\x00}\x00", b'{"a\xff": 1}', b'{"a": "\xc0\x80"}', b'{"\xed\xa0\x80": 1}']
 
 
-@pytest.mark.parametrize("text", [*NOT_UTF_8, b'{"a": "\\ud800"}', '{"ä": 1}'.encode("latin-1")])
+@pytest.mark.parametrize("text", [*NOT_UTF_8, b'{"a": "\\ud800"}', b'{"\xe4": 1}'])
 def test_text_that_is_not_utf_8(text: bytes) -> None:
     assert "SD117" in errors({CONFIG: text, WEIGHTS: SOUND})
     assert "SD117" in errors({CONFIG: b"{}", INDEX: text, "x.safetensors": SOUND})
