@@ -130,7 +130,7 @@ def _check_embedding(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterat
 
 
 def _check_head(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
-    if draft.has_own_head or draft.algorithm in ("mtp", "eagle", *_OWN_HEADS):
+    if draft.has_own_head or draft.algorithm in ("mtp", "eagle", "gemma4_assistant", *_OWN_HEADS):
         return
     if None not in (draft.hidden_size, target.hidden_size) and (
         draft.hidden_size != target.hidden_size
