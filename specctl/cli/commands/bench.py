@@ -9,9 +9,10 @@ import typer
 
 from specctl.checkpoint import write_text_atomic
 from specctl.cli import output
-from specctl.cli.engine_options import (
+from specctl.cli.shared_options import (
     Device,
     Dtype,
+    Json,
     NumSpeculativeTokens,
     Proposer,
     Seed,
@@ -65,7 +66,7 @@ def bench(
     reference_set: Annotated[
         str | None, typer.Option("--reference-set", metavar="KEY", help="Set of that JSON.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    json: Json = False,
     out: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the JSON to a file as well."),

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli import output
+from specctl.cli.shared_options import Json
 from specctl.ops.build_token_map import OUTPUT, Progress
 from specctl.ops.build_token_map import build_token_map as build
 from specctl.ops.token_map_report import TokenMapReport
@@ -52,7 +53,7 @@ def build_token_map(
     output_directory: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="Directory for the files.")
     ] = OUTPUT,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Count a corpus and write a reduced vocabulary: JSON, .pt and d2t/t2d safetensors.
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from specctl.checkpoint import Access
 from specctl.cli import output
-from specctl.cli.access_options import AllowPickle, Offline
-from specctl.cli.commands.manifest import Numbering, parse_layer_ids
 from specctl.cli.convert_answer import answer_report
+from specctl.cli.shared_options import (
+    AllowPickle,
+    AuxLayerIds,
+    AuxNumbering,
+    DraftTokens,
+    Json,
+    Offline,
+    parse_layer_ids,
+)
+from specctl.cli.write_options import (
+    DEFAULT_SHARD_SIZE,
+    Force,
+    MaxShardSize,
+    NoDigests,
+    write_options,
+)
 from specctl.convert.dialects import GGUF_MAP, dialect_names
-from specctl.convert.layout import DEFAULT_SHARD_BYTES
-from specctl.convert.sizes import parse_size
 from specctl.formats.written import LOSSES
-from specctl.ops.convert import Options
 from specctl.ops.convert import convert as run_convert
 from specctl.ops.convert_map import write_map
 from specctl.ops.draft_parts import Given, read_parts
@@ -71,44 +82,16 @@ def convert(
             "--full-vocabulary", help="Put the target's full head back where rows were cut from it."
         ),
     ] = False,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."
-        ),
-    ] = None,
-    aux_layer_ids: Annotated[
-        str | None,
-        typer.Option(
-            "--aux-layer-ids",
-            metavar="I,J,K",
-            help="Captured layers, 0-based, output of that layer, -1 = embedding.",
-        ),
-    ] = None,
-    aux_numbering: Annotated[
-        Numbering | None,
-        typer.Option(
-            "--aux-numbering",
-            help="What captured-layer ids count: output (of layers) or boundary (between them).",
-        ),
-    ] = None,
-    max_shard_size: Annotated[
-        str,
-        typer.Option(
-            "--max-shard-size", metavar="SIZE", help="Write shards above this, such as 5GB."
-        ),
-    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB",
-    no_digests: Annotated[
-        bool,
-        typer.Option("--no-digests", help="Do not put a digest of each tensor into specctl.json."),
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an output directory that specctl wrote.")
-    ] = False,
+    num_speculative_tokens: DraftTokens = None,
+    aux_layer_ids: AuxLayerIds = None,
+    aux_numbering: AuxNumbering = None,
+    max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
+    no_digests: NoDigests = False,
+    force: Force = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    json: Json = False,
     offline: Offline = False,
     allow_pickle: AllowPickle = False,
 ) -> None:
@@ -122,12 +105,13 @@ def convert(
         return
     if out is None:
         raise typer.BadParameter("name the directory to write", param_hint="--output")
-    options = Options(
-        max_shard_bytes=shard_bytes(max_shard_size),
-        is_forced=force,
-        is_dry_run=dry_run,
-        has_digests=not no_digests,
-        access=Access(offline=offline, allow_pickle=allow_pickle),
+    options = write_options(
+        max_shard_size=max_shard_size,
+        no_digests=no_digests,
+        force=force,
+        dry_run=dry_run,
+        offline=offline,
+        allow_pickle=allow_pickle,
     )
     if stitch_into is not None:
         answer_report(run_stitch(source, stitch_into, out=out, options=options), as_json=json)
@@ -159,7 +143,7 @@ def convert(
     answer_report(report, as_json=json)
 
 
-def known_losses(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def known_losses(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names; one that is no loss is wrong usage."""
     for name in names:
         if name not in LOSSES:
@@ -167,11 +151,3 @@ def known_losses(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
                 f"`{name}` is no loss; the names are {', '.join(LOSSES)}", param_hint="--allow"
             )
     return tuple(names)
-
-
-def shard_bytes(text: str) -> int:
-    """Return the bytes of `--max-shard-size`."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--max-shard-size") from error

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from specctl.cli import output
+from specctl.cli.shared_options import Json
 from specctl.ops.environment import (
     Machine,
     PackageState,
@@ -18,9 +17,7 @@ from specctl.ops.environment import (
 _GIB = 1 << 30
 
 
-def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
-) -> None:
+def doctor(json: Json = False) -> None:
     """Say what this machine can run and how to add what is missing. Never fails."""
     machine = describe_machine(Path.cwd())
     packages = declared_packages()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli import output
+from specctl.cli.shared_options import Json
 from specctl.cli.wrapping import wrapped
 from specctl.contract.codes import CODES, Code
 from specctl.ops.explain import find_code, nearest_codes
@@ -20,7 +21,7 @@ def explain(
         str | None,
         typer.Argument(metavar="[CODE]", help="SD302 or its name; none: list all."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what a diagnostic code means, why it matters and what to do about it."""
     if code is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specctl.cli import output
-from specctl.cli.engine_options import (
+from specctl.cli.shared_options import (
     Device,
     Dtype,
     NumSpeculativeTokens,

@@ -11,8 +11,8 @@ import typer
 
 from specctl.checkpoint import Access
 from specctl.cli import output
-from specctl.cli.access_options import AllowPickle, Offline
 from specctl.cli.inspect_text import inspect_text
+from specctl.cli.shared_options import AllowPickle, Deep, Json, Offline, Strict
 from specctl.ops.inspect import Inspected, inspect_with_map
 from specctl.ops.severity import severity_rules
 
@@ -28,7 +28,7 @@ def inspect(
         str | None,
         typer.Option("--target", metavar="TARGET", help="Target that the draft is for."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    json: Json = False,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -37,14 +37,8 @@ def inspect(
             help="Write a page with a tensor map and a vocabulary map instead of the text.",
         ),
     ] = None,
-    deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Read all weights: NaN, zeros, rows that were never trained."),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
-    ] = False,
+    deep: Deep = False,
+    strict: Strict = False,
     offline: Offline = False,
     allow_pickle: AllowPickle = False,
 ) -> None:

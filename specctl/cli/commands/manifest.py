@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from specctl.checkpoint import Access, write_text_atomic
 from specctl.cli import output
-from specctl.cli.access_options import AllowPickle, Offline
+from specctl.cli.shared_options import (
+    AllowPickle,
+    AuxLayerIds,
+    AuxNumbering,
+    DraftTokens,
+    Offline,
+    parse_layer_ids,
+)
 from specctl.contract.codec import dump_manifest, manifest_json_schema
 from specctl.ops.emit_manifest import Given, build_manifest
-
-
-class Numbering(str, Enum):
-    """What captured-layer ids count."""
-
-    output = "output"
-    boundary = "boundary"
 
 
 def manifest(
@@ -38,31 +37,13 @@ def manifest(
             "--output", "-o", metavar="FILE", help="Where to write, .yaml or .json; none: stdout."
         ),
     ] = None,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."
-        ),
-    ] = None,
+    num_speculative_tokens: DraftTokens = None,
     token_map: Annotated[
         str | None,
         typer.Option("--token-map", metavar="FILE", help="Allowed target ids, in draft order."),
     ] = None,
-    aux_layer_ids: Annotated[
-        str | None,
-        typer.Option(
-            "--aux-layer-ids",
-            metavar="I,J,K",
-            help="Captured layers, 0-based, output of that layer, -1 = embedding.",
-        ),
-    ] = None,
-    aux_numbering: Annotated[
-        Numbering | None,
-        typer.Option(
-            "--aux-numbering",
-            help="What captured-layer ids count: output (of layers) or boundary (between them).",
-        ),
-    ] = None,
+    aux_layer_ids: AuxLayerIds = None,
+    aux_numbering: AuxNumbering = None,
     offline: Offline = False,
     allow_pickle: AllowPickle = False,
     schema: Annotated[
@@ -83,7 +64,7 @@ def manifest(
         token_map=token_map,
         num_speculative_tokens=num_speculative_tokens,
         aux_layer_ids=parse_layer_ids(aux_layer_ids),
-        aux_numbering=_numbering(aux_numbering),
+        aux_numbering=None if aux_numbering is None else aux_numbering.value,
     )
     directory = Path.cwd() if out is None else out.parent
     access = Access(offline=offline, allow_pickle=allow_pickle)
@@ -97,21 +78,3 @@ def manifest(
     with output.writing(out):
         write_text_atomic(out, text)
     output.talk(f"wrote {out}")
-
-
-def _numbering(value: Numbering | None) -> Literal["output", "boundary"] | None:
-    if value is None:
-        return None
-    return "output" if value is Numbering.output else "boundary"
-
-
-def parse_layer_ids(text: str | None) -> tuple[int, ...] | None:
-    """Return `1,14,26` as numbers."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"`{text}` is not a list of integers such as 1,14,26", param_hint="--aux-layer-ids"
-        ) from None

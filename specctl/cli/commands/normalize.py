@@ -6,13 +6,16 @@ from typing import Annotated
 
 import typer
 
-from specctl.checkpoint import Access
-from specctl.cli.access_options import AllowPickle, Offline
-from specctl.cli.commands.convert import shard_bytes
 from specctl.cli.convert_answer import answer_report
-from specctl.convert.layout import DEFAULT_SHARD_BYTES
+from specctl.cli.shared_options import AllowPickle, Json, Offline
+from specctl.cli.write_options import (
+    DEFAULT_SHARD_SIZE,
+    Force,
+    MaxShardSize,
+    NoDigests,
+    write_options,
+)
 from specctl.convert.settings import SETTINGS
-from specctl.ops.convert import Options
 from specctl.ops.normalize import normalize as run_normalize
 
 
@@ -40,23 +43,13 @@ def normalize(
         bool,
         typer.Option("--unsafe-fixes", help="Apply also fixes that follow from a guess."),
     ] = False,
-    max_shard_size: Annotated[
-        str,
-        typer.Option(
-            "--max-shard-size", metavar="SIZE", help="Write shards above this, such as 5GB."
-        ),
-    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB",
-    no_digests: Annotated[
-        bool,
-        typer.Option("--no-digests", help="Do not put a digest of each tensor into specctl.json."),
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an output directory that specctl wrote.")
-    ] = False,
+    max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
+    no_digests: NoDigests = False,
+    force: Force = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+    json: Json = False,
     offline: Offline = False,
     allow_pickle: AllowPickle = False,
 ) -> None:
@@ -73,12 +66,13 @@ def normalize(
         target=target,
         settings=tuple(setting or ()),
         is_unsafe=unsafe_fixes,
-        options=Options(
-            max_shard_bytes=shard_bytes(max_shard_size),
-            is_forced=force,
-            is_dry_run=dry_run,
-            has_digests=not no_digests,
-            access=Access(offline=offline, allow_pickle=allow_pickle),
+        options=write_options(
+            max_shard_size=max_shard_size,
+            no_digests=no_digests,
+            force=force,
+            dry_run=dry_run,
+            offline=offline,
+            allow_pickle=allow_pickle,
         ),
     )
     answer_report(report, as_json=json)

@@ -10,8 +10,8 @@ import typer
 
 from specctl.checkpoint import Access
 from specctl.cli import output
-from specctl.cli.access_options import AllowPickle, Offline
 from specctl.cli.output import Format
+from specctl.cli.shared_options import AllowPickle, Deep, Offline, Strict
 from specctl.cli.validate_answer import lines_of
 from specctl.ops.severity import SeverityRules, WrongCodeError, severity_rules
 from specctl.ops.validate import validate as run_validate
@@ -55,14 +55,8 @@ def validate(
             "tensorrt-llm; may be repeated.",
         ),
     ] = None,
-    deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Read all weights: NaN, zeros, rows that were never trained."),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
-    ] = False,
+    deep: Deep = False,
+    strict: Strict = False,
     error: Annotated[
         list[str] | None,
         typer.Option("--error", metavar="CODE", help="Make a code an error; may be repeated."),

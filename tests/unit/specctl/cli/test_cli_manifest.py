@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specctl.cli import app
-from specctl.cli.commands.manifest import parse_layer_ids
+from specctl.cli.shared_options import parse_layer_ids
 from specctl.contract.codec import load_manifest
 
 CHECKPOINTS = Path(__file__).parents[4] / "fixtures" / "checkpoints"

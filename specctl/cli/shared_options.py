@@ -1,0 +1,91 @@
+"""Options that several commands share: one spelling, range and help for each.
+
+What only `convert` and `normalize` have is in `write_options`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
+
+# How a source is read.
+Offline = Annotated[
+    bool,
+    typer.Option(
+        "--offline", help="Open no connection: hub sources are read from the hub's local cache."
+    ),
+]
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle",
+        help="Pass over objects of unknown classes in a .bin file (SD150) instead of refusing it "
+        "(SD103). Nothing in it is run.",
+    ),
+]
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", help="Read all weights: NaN, zeros, rows that were never trained."),
+]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Config fields that are not known are errors (SD211)."),
+]
+
+
+# Facts that the user states in place of the files.
+class Numbering(str, Enum):
+    """What captured-layer ids count."""
+
+    output = "output"
+    boundary = "boundary"
+
+
+DraftTokens = Annotated[
+    int | None,
+    typer.Option("--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."),
+]
+AuxLayerIds = Annotated[
+    str | None,
+    typer.Option(
+        "--aux-layer-ids",
+        metavar="I,J,K",
+        help="Captured layers, 0-based, output of that layer, -1 = embedding.",
+    ),
+]
+AuxNumbering = Annotated[
+    Numbering | None,
+    typer.Option(
+        "--aux-numbering",
+        help="What captured-layer ids count: output (of layers) or boundary (between them).",
+    ),
+]
+
+# How the runtime decodes.
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+Proposer = Annotated[str | None, typer.Option("--proposer", help="eagle3, ngram or none.")]
+NumSpeculativeTokens = Annotated[
+    int | None,
+    typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Noise of a temperature above 0.")]
+
+
+def parse_layer_ids(text: str | None) -> tuple[int, ...] | None:
+    """Return `1,14,26` as numbers; another text is wrong usage."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"`{text}` is not a list of integers such as 1,14,26", param_hint="--aux-layer-ids"
+        ) from None
