@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from specctl.checkpoint import TensorEntry
 from specctl.contract.diagnostics import MAX_OF_A_CODE
@@ -101,17 +100,18 @@ class NameTable:
         unmapped: list[TensorEntry] = []
         unmapped_forms: list[str] = []
         listed = sorted(tensors)
+        ignored = re.compile("|".join(f"(?:{row.pattern})" for row in self.ignored) or "(?!)")
         for key, form in zip(listed, generic_forms(listed), strict=True):
             entry = tensors[key]
             role = None
             if key in lookup or form in lookup or key.endswith(_SCALE_ENDS):
                 role = _role(key, lookup) or _scale_role(key, lookup)
             if role is None:
-                reason = self._ignored_reason(key)
-                if reason is None:
+                if ignored.fullmatch(key) is None:
                     unmapped.append(entry)
                     unmapped_forms.append(form)
                 else:
+                    reason = self._ignored_reason(key)
                     findings.add("SD507", where=entry.describe(), message=f"not used: {reason}")
             elif role in found:
                 twice.append((role, entry, found[role].key))
@@ -163,7 +163,7 @@ class NameTable:
 
     def _ignored_reason(self, key: str) -> str | None:
         for row in self.ignored:
-            if _compiled(row.pattern).fullmatch(key):
+            if re.fullmatch(row.pattern, key):
                 return row.reason
         return None
 
@@ -194,11 +194,6 @@ def _scale_role(key: str, lookup: Mapping[str, str]) -> str | None:
         return None
     role = _role(f"{stem}.weight", lookup)
     return None if role is None else f"{role.removesuffix('.weight')}.{suffix}"
-
-
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def as_ref(entry: TensorEntry) -> TensorRef:
