@@ -237,6 +237,8 @@ def _shared(draft: DraftCheckpoint, role: str, borrowed: TensorRef | None) -> Sh
         return SharedTensor(origin="own", tensor=own)
     if role == "embedding" and draft.algorithm == "medusa":
         return None  # heads over states read no tokens
+    if role == "head" and draft.algorithm == "gemma4_assistant":
+        return SharedTensor(origin="tied", tensor=draft.tensors.get("embedding"))
     return SharedTensor(origin="target", tensor=borrowed)
 
 

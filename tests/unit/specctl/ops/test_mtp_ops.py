@@ -1,4 +1,4 @@
-"""Taking prediction layers out of a target and putting them back gives the target's own files."""
+"""Prediction layers through inspect, convert and stitch; put back, they give the same files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from specctl.ops.convert import convert
 from specctl.ops.draft_parts import Given
+from specctl.ops.inspect import inspect
 from specctl.ops.load import load
 from specctl.ops.stitch import stitch
 from tests.unit.specctl.formats.edits import CHECKPOINTS
@@ -47,3 +48,23 @@ def test_layers_of_another_target_are_put_into_one_that_lost_its_own(tmp_path: P
     assert made.bundled is not None
     assert len(made.bundled.tensors) == 15
     assert {d.code for d in made.diagnostics} == {"SD203", "SD507"}
+
+
+def test_an_assistants_head_is_shown_as_its_own_embedding() -> None:
+    report = inspect(str(CHECKPOINTS / "gemma4-assistant-clean"))
+    head, embedding = report.sharing.head, report.sharing.embedding
+    assert head is not None
+    assert embedding is not None
+    assert (head.origin, head.tensor) == ("tied", embedding.tensor)
+
+
+def test_the_report_of_a_target_has_what_is_bundled() -> None:
+    report = inspect(str(CHECKPOINTS / "hf-deepseek-v3-mtp"))
+    assert report.bundled is not None
+    assert (report.bundled.format, report.bundled.num_layers) == ("deepseek-mtp", 1)
+    assert report.bundled.embedding == "model.layers.1.embed_tokens.weight"
+    assert report.bundled.details["concat_order"] == "embedding, hidden"
+    assert [ref.key for ref in report.sharing.decoys] == ["model.layers.1.embed_tokens.weight"]
+    assert report.sharing.head_decided_by == "config.json#/tie_word_embeddings"
+    parts = {part.name: part.num_tensors for part in report.tensors.parts}
+    assert parts == {"bundled": 46, "trunk": 15, "embedding": 1, "head": 1}
