@@ -11,16 +11,22 @@ _GITHUB = {"error": "error", "warning": "warning", "info": "notice"}
 _SEVERITY = slice(6, 13)
 
 
-def human(diagnostic: Diagnostic, *, color: bool = False, width: int | None = None) -> str:
+FIXABLE_MARK = " [*]"
+
+
+def human(
+    diagnostic: Diagnostic, *, color: bool = False, width: int | None = None, mark: str = ""
+) -> str:
     """Return the terminal form: headline, place, both values, help, notes.
 
     Args:
         diagnostic: what to show.
         color: mark the severity.
         width: columns to wrap at; None leaves every text on one line.
+        mark: stands behind the short name, such as `FIXABLE_MARK`.
     """
     d = diagnostic
-    lines = wrapped(f"{d.code} {d.severity:<7} {d.slug}: {d.message}", width, rest="   ")
+    lines = wrapped(f"{d.code} {d.severity:<7} {d.slug}{mark}: {d.message}", width, rest="   ")
     if color:
         head = lines[0]
         marked = f"\033[{_COLORS[d.severity]}m{head[_SEVERITY]}\033[0m"

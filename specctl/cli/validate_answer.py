@@ -45,9 +45,20 @@ def _human(report: ValidateReport) -> _Lines:
     for result in report.results:
         yield "\n".join(wrapped(_headline(result), width, rest="   "))
         for item in result.diagnostics:
-            yield render.human(diagnostic_of(item), color=color, width=width)
+            mark = render.FIXABLE_MARK if item.fixable == "safe" else ""
+            yield render.human(diagnostic_of(item), color=color, width=width, mark=mark)
+    yield from _fixable(report)
     if len(report.results) > 1 or report.num_ignored:
         yield _summary(report)
+
+
+def _fixable(report: ValidateReport) -> _Lines:
+    """Yield one line that says how many findings `normalize` repairs, and of which it could."""
+    kinds = [item.fixable for result in report.results for item in result.diagnostics]
+    safe, unsafe = kinds.count("safe"), kinds.count("unsafe")
+    if safe or unsafe:
+        more = f", {unsafe} more with `--unsafe-fixes`" if unsafe else ""
+        yield f"[*] {safe} fixable with `specctl normalize`{more}"
 
 
 def _summary(report: ValidateReport) -> str:

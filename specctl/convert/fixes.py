@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.formats.registry import BY_NAME
 
 Safety = Literal["safe", "unsafe"]
 
@@ -77,6 +78,20 @@ FIXES: Mapping[str, Fix] = MappingProxyType(
         "SD502": _unsafe("unmapped-tensors", "leave out tensors that no rule names"),
     }
 )  # fmt: skip
+
+
+def safety_of(code: str, format: str | None) -> Safety | None:
+    """Return how safe the fix of a finding is, None when `normalize` has none for it.
+
+    Args:
+        code: of the finding.
+        format: of the draft; None, or one without a writer, cannot be normalized.
+    """
+    entry = None if format is None else BY_NAME.get(format)
+    fix = FIXES.get(code)
+    if fix is None or entry is None or entry.role != "draft" or entry.write is None:
+        return None
+    return fix.safety
 
 
 def settled(

@@ -134,7 +134,9 @@ def _report(
         bundled=None if loaded.bundled is None else bundled_report(loaded.bundled),
         engines=engine_reports(loaded.draft, facts),
         tensors=_tensors(loaded),
-        diagnostics=tuple(finding(d) for d in rules.apply(diagnostics)),
+        diagnostics=tuple(
+            finding(d, format=loaded.detection.format) for d in rules.apply(diagnostics)
+        ),
     )
 
 

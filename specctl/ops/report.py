@@ -14,6 +14,7 @@ import msgspec
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import TensorRef
 from specctl.contract.text import printable
+from specctl.convert.fixes import safety_of
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +22,12 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(_Report, frozen=True, kw_only=True):
-    """One diagnostic with its short name."""
+    """One diagnostic with its short name.
+
+    Args:
+        fixable: whether `normalize` repairs it: `safe`, `unsafe` (only under `--unsafe-fixes`), or
+            null.
+    """
 
     code: str
     severity: Literal["error", "warning", "info"]
@@ -32,6 +38,7 @@ class Finding(_Report, frozen=True, kw_only=True):
     found: str | None
     help: str | None
     notes: tuple[str, ...]
+    fixable: Literal["safe", "unsafe"] | None
 
 
 class FindingLine(Finding, frozen=True, kw_only=True):
@@ -315,8 +322,13 @@ class ValidateReport(_Report, frozen=True, kw_only=True):
     mismatches: tuple[Mismatch, ...] | None
 
 
-def finding(diagnostic: Diagnostic) -> Finding:
-    """Return the published form of a diagnostic; its place is text for any name of a directory."""
+def finding(diagnostic: Diagnostic, *, format: str | None = None) -> Finding:
+    """Return the published form of a diagnostic; its place is text for any name of a directory.
+
+    Args:
+        diagnostic: what was found.
+        format: of the draft it was found in, None where nothing can be normalized.
+    """
     return Finding(
         code=diagnostic.code,
         severity=diagnostic.severity,
@@ -327,6 +339,7 @@ def finding(diagnostic: Diagnostic) -> Finding:
         found=diagnostic.found,
         help=diagnostic.help,
         notes=diagnostic.notes,
+        fixable=safety_of(diagnostic.code, format),
     )
 
 

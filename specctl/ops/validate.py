@@ -160,7 +160,9 @@ def _report(
             kind=item.kind,
             format=item.format,
             target=item.target,
-            diagnostics=tuple(finding(d) for d in rules.apply(item.diagnostics)),
+            diagnostics=tuple(
+                finding(d, format=item.format) for d in rules.apply(item.diagnostics)
+            ),
         )
         for item in judged
     )

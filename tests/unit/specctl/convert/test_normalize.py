@@ -222,3 +222,14 @@ def test_changes_of_a_config() -> None:
     put(config, "/x/y", 3)
     assert config == {"x": {"y": 3}}
     assert get(config, "/x/y") == 3
+
+
+def test_validate_says_what_can_be_fixed() -> None:
+    def fixable(name: str) -> dict[str, str | None]:
+        (result,) = validate([str(CHECKPOINTS / name)]).results
+        return {item.code: item.fixable for item in result.diagnostics}
+
+    assert fixable("speculators-eagle3-head-dim-absent")["SD309"] == "safe"
+    assert fixable("speculators-eagle3-norm-unstated")["SD311"] == "unsafe"
+    assert fixable("speculators-eagle3-map-duplicate")["SD404"] is None
+    assert set(fixable("hf-llama-tied-copy").values()) == {None}  # a target is not normalized

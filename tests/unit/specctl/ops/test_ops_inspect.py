@@ -32,7 +32,7 @@ def test_published_keys(checkpoint: Named) -> None:
     findings = broken["diagnostics"]
     assert isinstance(findings, list)
     assert list(findings[0]) == ["code", "severity", "slug", "where", "message", "expected",
-                                 "found", "help", "notes"]  # fmt: skip
+                                 "found", "help", "notes", "fixable"]  # fmt: skip
 
 
 def test_eagle3_alone_and_with_its_target(checkpoint: Named) -> None:
