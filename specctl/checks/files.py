@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from specctl.checkpoint import Checkpoint
+from specctl.checkpoint.config_sections import TEXT_SECTIONS, model_sections
 from specctl.checks.quantization import Stored, check_quantization
 from specctl.contract.diagnostics import Diagnostic, capped, diagnose
 
@@ -15,7 +16,6 @@ MASK_FILE = "mask_embedding.pt"
 _COMMON_NAMES = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _TIE = "tie_word_embeddings"
-_INNER = ("text_config", "llm_config")
 
 
 def check_files(
@@ -90,9 +90,8 @@ def _check_mask_file(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def _check_tie(config: Mapping[str, object]) -> Iterator[Diagnostic]:
     outer = config.get(_TIE)
-    for key in _INNER:
-        section = config.get(key)
-        inner = section.get(_TIE) if isinstance(section, Mapping) else None
+    for key, section in model_sections(config):
+        inner = section.get(_TIE) if key in TEXT_SECTIONS else None
         if isinstance(outer, bool) and isinstance(inner, bool) and outer != inner:
             yield diagnose(
                 "SD418",

@@ -17,6 +17,7 @@ from itertools import chain
 from operator import mul
 
 from specctl.checkpoint import TensorEntry
+from specctl.checkpoint.config_sections import model_sections
 from specctl.checks.scan import floats
 
 MIN_ROWS = 16
@@ -69,8 +70,7 @@ def fresh_law(
 
 
 def _laws(fan_in: int, config: Mapping[str, object]) -> tuple[Law, ...]:
-    sections = (config, config.get("text_config"), config.get("transformer_layer_config"))
-    stated = [s.get("initializer_range") for s in sections if isinstance(s, Mapping)]
+    stated = [section.get("initializer_range") for _, section in model_sections(config)]
     spreads = [s for s in stated if isinstance(s, float) and 0.0 < s < 10.0]
     first = spreads[0] if spreads else LIBRARY_RANGE
     return (

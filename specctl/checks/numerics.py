@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint, TensorEntry
+from specctl.checkpoint.config_sections import model_sections
 from specctl.checks.freshness import fresh_law
 from specctl.checks.quantization import SCALES
 from specctl.checks.scan import Scan, is_scannable, scan
@@ -104,8 +105,7 @@ def _is_suspicious_norm(key: str, config: Mapping[str, object]) -> bool:
     """Tell whether a zero vector is a norm that multiplies every state by zero."""
     if not _NORM_KEY.fullmatch(key):
         return False
-    sections = (config, config.get("text_config"), config.get("transformer_layer_config"))
-    types = [s.get("model_type") for s in sections if isinstance(s, Mapping)]
+    types = [section.get("model_type") for _, section in model_sections(config)]
     return not any(isinstance(t, str) and _OFFSET_NORMS.fullmatch(t) for t in types)
 
 

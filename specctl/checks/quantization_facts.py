@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specctl.checkpoint.config_sections import model_sections
+
 SIDE_FILE = "hf_quant_config.json"
 _KEYS = ("quantization_config", "compression_config")
-_SECTIONS = ("", "text_config", "transformer_layer_config")
 _IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -51,10 +52,7 @@ class Declared:
 def declared_in_config(config: Mapping[str, object]) -> tuple[Declared, ...]:
     """Return every statement of a config, outermost first."""
     found = []
-    for section in _SECTIONS:
-        holder = config if not section else config.get(section)
-        if not isinstance(holder, Mapping):
-            continue
+    for section, holder in model_sections(config):
         for key in _KEYS:
             data = holder.get(key)
             if isinstance(data, Mapping):

@@ -7,9 +7,10 @@ negative offsets are legal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from specctl.checkpoint import tensor_place
+from specctl.checkpoint.config_sections import model_sections
 from specctl.checks.places import fact_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import TensorRef
@@ -40,8 +41,7 @@ def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
 def _check_tie(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
     """Yield SD418 when a head is stored that the config says is the stored embedding."""
     embedding, head = draft.tensors.get("embedding"), draft.tensors.get("head")
-    sections = (draft.config, draft.config.get("transformer_layer_config"))
-    flags = [s.get("tie_word_embeddings") for s in sections if isinstance(s, Mapping)]
+    flags = [s.get("tie_word_embeddings") for _, s in model_sections(draft.config)]
     is_tied = next((flag for flag in flags if isinstance(flag, bool)), False)
     if not is_tied or embedding is None or head is None or embedding.key == head.key:
         return

@@ -16,10 +16,16 @@ def find_code(name: str) -> Code | None:
     return next((code for code in CODES.values() if code.slug == text.lower()), None)
 
 
-def nearest_codes(name: str) -> tuple[str, ...]:
+def _nearest_codes(name: str) -> tuple[str, ...]:
     """Return up to three codes whose number or name is close to `name`, each with its slug."""
     names = {code.code: code for code in CODES.values()} | {c.slug: c for c in CODES.values()}
     wanted = name.strip().upper() if name.upper().startswith("SD") else name.strip().lower()
     matches = get_close_matches(wanted, names, n=3, cutoff=0.5)
     found = dict.fromkeys(names[match].code for match in matches)
     return tuple(f"{code} {CODES[code].slug}" for code in found)
+
+
+def unknown_code(name: str) -> str:
+    """Return what to tell the user of a name that is no code, with the codes that are close."""
+    near = ", ".join(f"`{match}`" for match in _nearest_codes(name))
+    return f"there is no code `{name}`" + (f"; did you mean {near}?" if near else "")

@@ -13,6 +13,7 @@ import msgspec
 
 from specctl import checks, formats
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
+from specctl.checks.quantization_facts import SIDE_FILE
 from specctl.checks.tokenizers import check_tokenizers
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, capped, diagnose
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
@@ -20,7 +21,6 @@ from specctl.formats.tokenizer import TOKENIZER, token_ids
 
 _IN_TARGET = "target "
 _ALL_TENSORS = ("tensor names", "tensor headers")
-QUANTIZATION_FILE = "hf_quant_config.json"
 _OF_A_DRAFT_ALONE = ("SD301",)  # a target does not say how many tokens its prediction layer drafts
 
 
@@ -104,7 +104,7 @@ def _of_files(checkpoint: Checkpoint, bundled: DraftCheckpoint | None) -> tuple[
     """Return what the tensor table and the file names show whatever the format."""
     own = () if bundled is None else (ref.key for ref in bundled.tensors.values())
     try:
-        side = checkpoint.json_file(QUANTIZATION_FILE)
+        side = checkpoint.json_file(SIDE_FILE)
     except DiagnosticError as error:
         return error.diagnostics
     return checks.check_files(checkpoint, side=side, draft_keys=frozenset(own))

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import msgspec
 
 from specctl.contract.diagnostics import Diagnostic, Severity
-from specctl.ops.explain import find_code, nearest_codes
+from specctl.ops.explain import find_code, unknown_code
 
 STRICT: Mapping[str, Severity] = MappingProxyType({"SD211": "error"})
 """What `--strict` makes of a code: an unread field may change the forward pass."""
@@ -89,8 +89,6 @@ def _codes(option: str, texts: Iterable[str]) -> set[str]:
     for name in (part.strip() for text in texts for part in text.split(",")):
         entry = find_code(name) if name else None
         if entry is None:
-            near = nearest_codes(name)
-            hint = f"; did you mean {', '.join(f'`{match}`' for match in near)}?" if near else ""
-            raise WrongCodeError(option, f"there is no code `{name}`{hint}")
+            raise WrongCodeError(option, unknown_code(name))
         found.add(entry.code)
     return found

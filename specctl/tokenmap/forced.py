@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specctl.checkpoint.config_sections import model_sections
 from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources import LocalStore
@@ -146,20 +147,14 @@ def _read(directory: Path, name: str, findings: Findings) -> dict[str, Any]:
 
 
 def _ids(table: Mapping[str, Any], key: str) -> list[int]:
-    nested = table.get("text_config")
-    value = table.get(key)
-    if value is None and isinstance(nested, dict):
-        value = nested.get(key)
+    stated = (section.get(key) for _, section in model_sections(table))
+    value = next((value for value in stated if value is not None), None)
     items = value if isinstance(value, list) else [value]
     return [item for item in items if type(item) is int and item >= 0]
 
 
 def _target_vocab_size(config: Mapping[str, Any]) -> int | None:
-    sizes = [
-        table.get("vocab_size")
-        for table in (config, config.get("text_config"))
-        if isinstance(table, dict)
-    ]
+    sizes = [section.get("vocab_size") for _, section in model_sections(config)]
     return next((size for size in sizes if type(size) is int and size > 0), None)
 
 

@@ -7,7 +7,7 @@ read; rows are data, `judge` only asks them. No row means: nothing is known agai
 from __future__ import annotations
 
 from specctl.verdicts.judge import judge
-from specctl.verdicts.rule import ENGINES, Engine, EngineVerdict, Outcome, Row, Rule
+from specctl.verdicts.rule import ENGINES, Engine, EngineVerdict, Outcome, Rule
 from specctl.verdicts.table import RULES
 
-__all__ = ["ENGINES", "RULES", "Engine", "EngineVerdict", "Outcome", "Row", "Rule", "judge"]
+__all__ = ["ENGINES", "RULES", "Engine", "EngineVerdict", "Outcome", "Rule", "judge"]

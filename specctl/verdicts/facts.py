@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.vocabulary_map import offsets_to_absolute
 from specctl.verdicts.rule import Facts
 
@@ -54,17 +55,12 @@ def has_qkv_bias(facts: Facts) -> bool:
     return "layers.0.q_proj.bias" in facts.draft.tensors
 
 
-def has_own_embedding(facts: Facts) -> bool:
-    """Tell whether the draft stores an embedding that it was trained to use."""
-    return "embedding" in facts.draft.tensors
-
-
 def is_plain_in_quantized(facts: Facts) -> bool:
     """Tell whether prediction layers are plain floats under a config that quantizes."""
     return (
         facts.draft.algorithm == "mtp"
         and isinstance(facts.top("quantization_config"), dict)
-        and facts.draft.dtype in ("BF16", "F16", "F32")
+        and facts.draft.dtype in WEIGHT_DTYPES
     )
 
 

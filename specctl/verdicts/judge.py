@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
-from specctl.verdicts.rule import ENGINES, NEWEST, EngineVerdict, Facts, Outcome, Row
+from specctl.verdicts.rule import ENGINES, NEWEST, EngineVerdict, Facts, Outcome
 from specctl.verdicts.table import RULES
 
 _WORST_FIRST: tuple[Outcome, ...] = ("refused", "wrong", "loads")
@@ -23,14 +23,7 @@ def judge(
     verdicts = []
     for engine, read in ENGINES.items():
         rows = tuple(
-            Row(
-                name=rule.name,
-                outcome=rule.outcome,
-                versions=rule.versions,
-                is_current=rule.is_current,
-                reason=rule.reason,
-                source=rule.source,
-            )
+            rule
             for outcome in _WORST_FIRST
             for rule in met
             if rule.engine == engine and rule.outcome == outcome

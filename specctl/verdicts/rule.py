@@ -54,11 +54,6 @@ class Facts:
         return self.draft.map_kind == "reduced"
 
     @property
-    def has_block(self) -> bool:
-        """Tell whether one draft forward covers several slots."""
-        return self.draft.algorithm in ("dflash", "dflash2", "dspark", "domino", "xpress")
-
-    @property
     def target_num_layers(self) -> int | None:
         """Return the target's layer count, as given or as the draft's config states it."""
         if self.target is not None:
@@ -93,18 +88,6 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A rule that the draft meets; fields as in `Rule`."""
-
-    name: str
-    outcome: Outcome
-    versions: str
-    is_current: bool
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineVerdict:
     """What is known of one engine.
 
@@ -113,11 +96,11 @@ class EngineVerdict:
         outcome: the worst of the rows that hold in the newest release read; `loads` without any.
         version: that release.
         checked_on: everything that was read.
-        rows: worst first; rows that hold in older releases only are included.
+        rows: the rules that the draft meets, worst first; those of older releases only, too.
     """
 
     engine: Engine
     outcome: Outcome
     version: str
     checked_on: str
-    rows: tuple[Row, ...]
+    rows: tuple[Rule, ...]

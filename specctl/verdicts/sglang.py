@@ -10,7 +10,6 @@ from __future__ import annotations
 from specctl.formats.aux_layers import default_boundaries
 from specctl.verdicts.facts import (
     AUX_KEY,
-    has_own_embedding,
     has_qk_norm,
     has_qkv_bias,
     is_eagle3,
@@ -114,7 +113,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
         versions=_ALL,
         is_current=True,
         applies=lambda f: (
-            is_eagle3(f) and has_own_embedding(f) and f.top("embed_requires_grad") is True
+            is_eagle3(f) and f.draft.has_own_embedding and f.top("embed_requires_grad") is True
         ),
         reason="a trained embedding is overwritten by the target's",
         source="sglang/srt/speculative/eagle_worker.py set_embed",

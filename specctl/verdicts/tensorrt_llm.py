@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from specctl.verdicts.facts import (
-    has_own_embedding,
     has_qk_norm,
     is_eagle3,
     is_flat,
@@ -73,7 +72,7 @@ TENSORRT_LLM_RULES: tuple[Rule, ...] = (
         is_current=True,
         applies=lambda f: (
             is_eagle3(f)
-            and has_own_embedding(f)
+            and f.draft.has_own_embedding
             and f.top("embed_requires_grad") is True
             and f.draft.hidden_size == f.draft.target_hidden_size
         ),

@@ -49,7 +49,8 @@ def test_the_logits_survive_a_round_trip(
     target = checkpoints / "hf-llama-clean"
     first, between, last = (tmp_path / name for name in ("first", "between", "last"))
     options = {"target": str(target), "given": given(target)}
-    convert(str(checkpoints / "safeailab-eagle3-clean"), to="speculators", out=str(first), **options)
+    source = str(checkpoints / "safeailab-eagle3-clean")
+    convert(source, to="speculators", out=str(first), **options)
     assert convert(str(first), to=dialect, out=str(between), **options).state == "written"
     assert convert(str(between), to="speculators", out=str(last), **options).state == "written"
     before, after = library.trace(first), library.trace(last)

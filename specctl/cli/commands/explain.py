@@ -11,7 +11,7 @@ from specctl.cli import output
 from specctl.cli.shared_options import Json
 from specctl.cli.wrapping import wrapped
 from specctl.contract.codes import CODES, Code
-from specctl.ops.explain import find_code, nearest_codes
+from specctl.ops.explain import find_code, unknown_code
 
 _WIDTH = 80
 
@@ -29,9 +29,7 @@ def explain(
         return
     entry = find_code(code)
     if entry is None:
-        near = nearest_codes(code)
-        hint = f"; did you mean {', '.join(f'`{name}`' for name in near)}?" if near else ""
-        raise typer.BadParameter(f"there is no code `{code}`{hint}", param_hint="CODE")
+        raise typer.BadParameter(unknown_code(code), param_hint="CODE")
     if json:
         output.answer_json(entry)
     else:

@@ -149,8 +149,9 @@ CODES: tuple[Code, ...] = (
         slug="not-served",
         severity="error",
         summary="A manifest was asked for a target or draft that the runtime does not compute.",
-        why="A manifest describes dense llama, mistral, qwen2 or qwen3 layers and the drafts eagle3, "
-        "dspark and mtp with one such layer. For another one it would describe another model.",
+        why="A manifest describes dense llama, mistral, qwen2 or qwen3 layers and the drafts "
+        "eagle3, dspark and mtp with one such layer. For another one it would describe another "
+        "model.",
         fix="`specctl inspect`, `validate` and `convert` work on it; serve it with another engine",
     ),
 )

@@ -1,0 +1,26 @@
+"""Where a config.json keeps a model's fields: at its root, or in an object inside it.
+
+*Source:* transformers multimodal configs; Speculators `SpeculatorModelConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config")
+"""Objects in which a multimodal target keeps the fields of its text model."""
+
+LAYER_SECTION = "transformer_layer_config"
+"""Object in which a Speculators draft keeps the fields of its layers."""
+
+
+def model_sections(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the name and the object of each place that may state a model's fields.
+
+    The root comes first, under an empty name.
+    """
+    yield "", config
+    for name in (*TEXT_SECTIONS, LAYER_SECTION):
+        section = config.get(name)
+        if isinstance(section, Mapping):
+            yield name, section
