@@ -23,12 +23,14 @@ class Setting:
         expected: what its value looks like.
         accepts: tells whether a JSON value is one.
         apply: returns the draft with the fact.
+        holds: returns the fact of a draft that was read, to see that the dialect can hold it.
         settles: codes of findings that the fact answers.
     """
 
     expected: str
     accepts: Callable[[Any], bool]
     apply: Callable[[DraftCheckpoint, Any], DraftCheckpoint]
+    holds: Callable[[DraftCheckpoint], object]
     settles: tuple[str, ...] = ()
 
 
@@ -64,42 +66,49 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
             expected="an integer of at least 1",
             accepts=_is_count,
             apply=lambda draft, value: formats.with_given(draft, num_speculative_tokens=value),
+            holds=lambda draft: draft.geometry and draft.geometry.num_speculative_tokens,
             settles=("SD301", "SD302"),
         ),
         "aux_layer_ids": Setting(
             expected="a list of 0-based layers, output of that layer, such as [1,14,26]",
             accepts=_is_ids,
             apply=lambda draft, value: formats.with_given(draft, aux_layer_ids=tuple(value)),
+            holds=lambda draft: draft.aux_layer_ids,
             settles=("SD303", "SD306", "SD304", "SD308", "SD324"),
         ),
         "aux_numbering": Setting(
             expected="output or boundary",
             accepts=lambda value: value in ("output", "boundary"),
             apply=_numbering,
+            holds=lambda draft: draft.aux_layer_ids,
             settles=("SD303",),
         ),
         "norm_before_residual": Setting(
             expected="true or false",
             accepts=lambda value: isinstance(value, bool),
             apply=lambda draft, value: replace(draft, has_norm_before_residual=value),
+            holds=lambda draft: draft.has_norm_before_residual,
             settles=("SD311",),
         ),
         "sample_from_anchor": Setting(
             expected="true or false",
             accepts=lambda value: isinstance(value, bool),
             apply=_anchor,
+            holds=lambda draft: draft.sample_from_anchor,
             settles=("SD307", "SD302"),
         ),
         "mask_token_id": Setting(
             expected="an integer of at least 0",
             accepts=_is_id,
             apply=lambda draft, value: replace(draft, mask_token_id=value),
+            holds=lambda draft: draft.mask_token_id,
             settles=("SD314",),
         ),
         TARGET_NAME: Setting(
             expected="a hub id",
             accepts=lambda value: isinstance(value, str) and bool(value),
             apply=lambda draft, value: replace(draft, target_name=value),
+            holds=lambda draft: draft.target_name,
             settles=("SD209",),
         ),
     }
@@ -145,3 +154,29 @@ def apply_settings(draft: DraftCheckpoint, settings: Mapping[str, Any]) -> Draft
     answered = {code for name in settings for code in SETTINGS[name].settles}
     kept = tuple(d for d in draft.diagnostics if d.code not in answered or d.where.startswith("--"))
     return replace(draft, diagnostics=kept)
+
+
+def check_settings(
+    settings: Mapping[str, Any], wanted: DraftCheckpoint, found: DraftCheckpoint
+) -> None:
+    """Raise SD609 for a setting that the written draft does not hold: the dialect has no field.
+
+    Args:
+        settings: facts that were set.
+        wanted: the draft with them.
+        found: the written draft, read again.
+    """
+    for name in settings:
+        expected, read = SETTINGS[name].holds(wanted), SETTINGS[name].holds(found)
+        if expected != read:
+            raise DiagnosticError(
+                diagnose(
+                    "SD609",
+                    where="--set",
+                    message=f"`{found.format}` has no field for `{name}`",
+                    expected=expected,
+                    found="nothing" if read is None else read,
+                    help="Give the fact where it is used, such as to `specctl manifest`, or choose "
+                    "a dialect that states it",
+                )
+            )

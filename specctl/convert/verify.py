@@ -83,8 +83,8 @@ def check_written(
     format: str,
     losses: Collection[str],
     target: TargetCheckpoint | None = None,
-) -> None:
-    """Read a finished output and compare it with the facts it was written from.
+) -> DraftCheckpoint:
+    """Return a finished output as read again, compared with the facts it was written from.
 
     Args:
         directory: the output before it is renamed.
@@ -104,6 +104,7 @@ def check_written(
     if target is not None:
         found = formats.complete_draft(found, target)
     check_same_facts(expected, found, checkpoint.diagnostics, losses=losses)
+    return found
 
 
 def check_same_facts(

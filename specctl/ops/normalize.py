@@ -21,7 +21,7 @@ from specctl.convert.fixes import FIXES, config_changes, get, put, restore, sett
 from specctl.convert.layout import json_bytes, plan_layout
 from specctl.convert.losses import judge_losses
 from specctl.convert.provenance import provenance_record
-from specctl.convert.settings import apply_settings, parse_settings
+from specctl.convert.settings import apply_settings, check_settings, parse_settings
 from specctl.convert.side_files import side_files
 from specctl.convert.verify import check_written, refs_of
 from specctl.formats.names import as_ref
@@ -98,7 +98,8 @@ def normalize(
     def check(directory: Path) -> None:
         # A withheld fix leaves its finding; a fixed one must be gone.
         expected = replace(parts.draft, diagnostics=tuple(kept))
-        check_written(directory, expected, entry.name, losses, parts.target)
+        read = check_written(directory, expected, entry.name, losses, parts.target)
+        check_settings(facts, parts.draft, read)
 
     report = planned_report(
         plan, source=source, source_format=entry.name, format=entry.name, out=out, found=found

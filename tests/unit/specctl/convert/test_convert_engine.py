@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from convert_files import (
 )
 
 from specctl.checkpoint import Checkpoint, open_checkpoint
+from specctl.checkpoint.sources import LocalStore
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.convert import files
 from specctl.convert.layout import INDEX, plan_layout
@@ -63,6 +65,25 @@ def test_without_the_kernels_copy_the_bytes_are_the_same(
     monkeypatch.setattr(os, "copy_file_range", refuse)
     run(plan_of(source, copies(source)), tmp_path / "out", has_digests=has_digests)
     assert read_weights(tmp_path / "out") == read_weights(tmp_path / "source")
+
+
+class FarStore(LocalStore):
+    """A store that gives ranges only, as a hub does."""
+
+    def local_path(self, name: str) -> None:  # type: ignore[override]
+        return None
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_a_source_on_a_hub_is_read_by_ranges(
+    source: Checkpoint, tmp_path: Path, has_digests: bool
+) -> None:
+    far = replace(source, store=FarStore(tmp_path / "source"))
+    tensors = {**copies(far), "a": Rows(ref=ref(far, "a"), rows=(5, 0))}
+    run(plan_of(far, tensors), tmp_path / "far", has_digests=has_digests)
+    run(plan_of(source, tensors), tmp_path / "near", has_digests=has_digests)
+    near, distant = (tmp_path / name / "model.safetensors" for name in ("near", "far"))
+    assert near.read_bytes() == distant.read_bytes()
 
 
 ROW_LISTS = [(0, 1, 2), (5, 0, 3), (4,), (1, 3, 5), (5, 4, 3, 2, 1, 0), (2, 2)]

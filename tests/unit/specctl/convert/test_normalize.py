@@ -179,6 +179,16 @@ def test_a_setting_that_is_none(tmp_path: Path, setting: str) -> None:
     assert names_in(tmp_path) == set()
 
 
+@pytest.mark.parametrize(
+    "setting", ["num_speculative_tokens=5", "aux_layer_ids=[1,2,6]", "mask_token_id=3"]
+)
+def test_a_setting_that_the_dialect_cannot_hold(tmp_path: Path, setting: str) -> None:
+    report = run("safeailab-eagle3-clean", tmp_path / "out", setting)
+    assert set(errors(report)) <= {"SD606", "SD609"}
+    assert report.state == "refused"
+    assert names_in(tmp_path) == set()
+
+
 def test_a_finding_without_a_fix_refuses(tmp_path: Path) -> None:
     report = run("speculators-eagle3-map-duplicate", tmp_path / "out")
     assert errors(report) == ["SD404"]
