@@ -17,11 +17,12 @@ def check_geometry(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
 
 
 def _check_aux_order(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
-    ids = draft.aux_layer_ids
+    declared = draft.declared_aux_ids
+    ids = declared if draft.aux_layer_ids is None else draft.aux_layer_ids
     if ids is None:
         return
     where = fact_place(draft.origins, "draft.aux_layer_ids")
-    shown = list(ids if draft.declared_aux_ids is None else draft.declared_aux_ids)
+    shown = list(ids if declared is None else declared)
     if any(later <= earlier for earlier, later in pairwise(ids)):
         yield diagnose(
             "SD308",
@@ -32,12 +33,12 @@ def _check_aux_order(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
         )
     below = [shown[place] for place, layer in enumerate(ids) if layer < -1]
     if below:
-        lowest = -1 if draft.aux_numbering == "output" else 0
+        lowest = 0 if draft.aux_numbering == "boundary" else -1
         yield diagnose(
             "SD304",
             where=where,
             message=f"captured-layer id {below[0]} lies before the embedding output",
-            expected=f"{draft.aux_numbering} ids from {lowest}",
+            expected=f"{draft.aux_numbering or 'output'} ids from {lowest}",
             found=below[0],
         )
 

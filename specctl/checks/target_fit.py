@@ -15,10 +15,12 @@ from specctl.draft import DraftCheckpoint, TargetCheckpoint
 _READS_NO_TOKENS = ("medusa",)
 _OWN_EMBEDDINGS = ("mlp_speculator",)
 _OWN_HEADS = ("medusa", "hydra", "mlp_speculator")
+_NAMED_TARGET = "config.json#/speculators_config/verifier/architectures"
 
 
 def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
-    """Yield what two sources show: SD304 to SD329, SD406 to SD416, SD501, SD509 and SD510."""
+    """Yield what two sources show: SD304 to SD330, SD406 to SD416, SD501, SD509 and SD510."""
+    yield from _check_architecture(draft, target)
     yield from _check_hidden(draft, target)
     yield from _check_depth(draft, target)
     yield from _check_vocabulary(draft, target)
@@ -30,6 +32,24 @@ def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diag
     own = set(draft.eos_token_ids)
     others = (token for token in target.eos_token_ids if token not in own)
     yield from missing_end_ids(draft, others, source="the target")
+
+
+def _check_architecture(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD330 when a Speculators config names another architecture than the target's."""
+    section = draft.config.get("speculators_config")
+    verifier = section.get("verifier") if isinstance(section, dict) else None
+    named = verifier.get("architectures") if isinstance(verifier, dict) else None
+    if not isinstance(named, list) or not named or not target.architecture:
+        return
+    if target.architecture not in named:
+        shown = ", ".join(f"`{name}`" for name in named[:3])
+        yield diagnose(
+            "SD330",
+            where=_NAMED_TARGET,
+            message=f"the draft was made for {shown}; this target is `{target.architecture}`",
+            expected=target.architecture,
+            found=named[0] if len(named) == 1 else named[:3],
+        )
 
 
 def _check_hidden(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
@@ -65,9 +85,10 @@ def _check_depth(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[D
             found=draft.target_num_layers,
         )
     ids = draft.aux_layer_ids
-    if not ids:
-        return
     where = fact_place(draft.origins, "draft.aux_layer_ids")
+    if not ids:
+        yield from _check_undecided(draft.declared_aux_ids or (), layers, where)
+        return
     if max(ids) >= layers:
         is_boundary = draft.aux_numbering == "boundary"
         yield diagnose(
@@ -84,6 +105,18 @@ def _check_depth(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[D
             where=where,
             message=f"the state after the last of {layers} layers is captured, before the final "
             "norm",
+        )
+
+
+def _check_undecided(ids: tuple[int, ...], layers: int, where: str) -> Iterator[Diagnostic]:
+    """Yield SD304 for ids that lie past the target however they are counted."""
+    if ids and max(ids) > layers:
+        yield diagnose(
+            "SD304",
+            where=where,
+            message=f"captured-layer id {max(ids)} lies past the target's {layers} layers",
+            expected=f"at most {layers} (boundary ids) or {layers - 1} (output ids)",
+            found=max(ids),
         )
 
 

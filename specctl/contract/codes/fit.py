@@ -24,6 +24,15 @@ CODES: tuple[Code, ...] = (
         source="vLLM Ascend issue 6612",
     ),
     Code(
+        code="SD330",
+        slug="target-architecture-differs",
+        severity="warning",
+        summary="A Speculators config names another target architecture than this target has.",
+        why="Widths and vocabularies of two families can agree by chance; a draft of another "
+        "family loads, answers rightly, and is never accepted.",
+        fix="Use the target that `speculators_config.verifier` names, or correct the entry",
+    ),
+    Code(
         code="SD416",
         slug="map-reaches-padding",
         severity="warning",

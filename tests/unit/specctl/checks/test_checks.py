@@ -76,6 +76,21 @@ def test_layer_ids_are_compared_with_the_targets_depth_in_their_own_numbering() 
     assert codes(checks.check_draft(below)) == ["SD304"]
 
 
+def test_ids_of_no_known_numbering_are_compared_too() -> None:
+    owner = target(LLAMA)
+    assert owner.num_layers == 8
+    undecided = replace(draft(EAGLE3), aux_layer_ids=None, aux_numbering=None)
+    deep = replace(undecided, declared_aux_ids=(4, 6, 9))
+    assert checks.check_draft(deep) == ()
+    (found,) = checks.check_pair(deep, owner)
+    assert (found.code, found.found) == ("SD304", "9")
+    assert "at most 8 (boundary ids) or 7 (output ids)" in found.expected
+    last = replace(undecided, declared_aux_ids=(4, 6, 8))
+    assert checks.check_pair(last, owner) == ()
+    assert codes(checks.check_draft(replace(undecided, declared_aux_ids=(3, 2, 5)))) == ["SD308"]
+    assert codes(checks.check_draft(replace(undecided, declared_aux_ids=(-2, 3, 5)))) == ["SD304"]
+
+
 def test_the_embedding_output_is_a_legal_state() -> None:
     read = replace(draft(EAGLE3), aux_layer_ids=(-1, 3, 4), declared_aux_ids=(0, 4, 5))
     assert checks.check_draft(read) == ()

@@ -40,6 +40,16 @@ def test_vllm_ascend_6612_another_theta_is_a_fact_with_both_numbers() -> None:
     assert text == "theta 10000, yarn (factor 4.0)"
 
 
+def test_a_target_of_another_family_and_the_same_widths_is_named() -> None:
+    found = only(pair("speculators-eagle3-other-architecture", "hf-llama-tiny"), "SD330")
+    assert found.severity == "warning"
+    assert (found.expected, found.found) == ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    read = draft(EAGLE3)
+    for verifier in (None, {}, {"architectures": None}, {"architectures": []}):
+        silent = replace(read, config={**read.config, "speculators_config": {"verifier": verifier}})
+        assert "SD330" not in codes(checks.check_pair(silent, target(LLAMA)))
+
+
 def _with_rope(decoder: Decoder, rope: Rope) -> Decoder:
     return msgspec.structs.replace(decoder, rope=rope)
 
