@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specctl.cli import render
+from specctl.cli.words import ORIGINS, OUTCOMES, count_text, counts_text, kind_text
 from specctl.cli.wrapping import USUAL_WIDTH, wrapped
 from specctl.contract.manifest import TensorRef
 from specctl.contract.text import printable
@@ -25,12 +26,6 @@ from specctl.ops.report import (
 _LABEL = 12
 _INDENT = " " * _LABEL
 _OPEN = "open"
-_OUTCOMES = {
-    "loads": "loads; nothing is known against it",
-    "wrong": "loads, runs wrong",
-    "refused": "refused",
-}
-_ORIGINS = {"own": "own", "target": "the target's", "tied": "tied to the embedding"}
 
 
 def inspect_text(report: InspectReport, *, color: bool = False, width: int | None = None) -> str:
@@ -100,7 +95,7 @@ class _Page:
 
     def source(self, label: str, source: Source) -> None:
         """Add a directory, what it is and why."""
-        what = " ".join(filter(None, (source.role, source.format))) or "unknown"
+        what = kind_text(source.role, source.format)
         extra = f", {source.architecture}" if source.architecture else ""
         self.lines.append(f"{label:<{_LABEL}}{printable(source.path)}")
         if source.revision is not None:
@@ -112,7 +107,7 @@ class _Page:
 
     def engine(self, engine: EngineReport) -> None:
         """Add what an engine does with the draft, and why."""
-        outcome = _OUTCOMES[engine.outcome]
+        outcome = OUTCOMES[engine.outcome]
         self.row("engine", f"{engine.engine} {engine.version}: {outcome}")
         for row in engine.rows:
             if row.is_current:
@@ -164,7 +159,7 @@ class _Page:
         """Add where the embedding or head is."""
         if shared is not None:
             place = "" if shared.tensor is None else f": {_tensor(shared.tensor)}"
-            self.row(label, f"{_ORIGINS[shared.origin]}{place}")
+            self.row(label, f"{ORIGINS[shared.origin]}{place}")
 
     def details(self, details: Mapping[str, object]) -> None:
         """Add what only this kind of draft has, under the names of its config."""
@@ -175,10 +170,10 @@ class _Page:
 
     def bundled(self, draft: BundledDraft) -> None:
         """Add the draft inside a target."""
-        layers = "" if draft.num_layers is None else f"{_count(draft.num_layers, 'layer')}, "
+        layers = "" if draft.num_layers is None else f"{count_text(draft.num_layers, 'layer')}, "
         self.row(
             "bundled",
-            f"{draft.format}: {layers}{_count(draft.num_tensors, 'tensor')}, "
+            f"{draft.format}: {layers}{count_text(draft.num_tensors, 'tensor')}, "
             f"{draft.num_bytes:,} bytes",
         )
         self.prediction(draft.details)
@@ -199,7 +194,7 @@ class _Page:
 
     def tensors(self, tensors: Tensors) -> None:
         """Add the totals, and counts and bytes of each part."""
-        files = f"{tensors.num_files} file{'' if tensors.num_files == 1 else 's'}"
+        files = count_text(tensors.num_files, "file")
         self.row("tensors", f"{tensors.num_tensors} in {files}, {tensors.num_bytes:,} bytes")
         name = max((len(part.name) for part in tensors.parts), default=0)
         is_wide = self._width is None or self._width >= _LABEL + name + 24
@@ -211,17 +206,6 @@ class _Page:
         ]
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
-
-
 def _tensor(ref: TensorRef) -> str:
     dims = ",".join(map(str, ref.shape))
     return f"{ref.key} [{dims} {ref.dtype}] in {ref.file}"
-
-
-def counts_text(num_errors: int, num_warnings: int, num_infos: int) -> str:
-    """Return `2 errors, 1 info`, or `none`."""
-    named = ((num_errors, "error"), (num_warnings, "warning"), (num_infos, "info"))
-    parts = [f"{n} {word}{'' if n == 1 else 's'}" for n, word in named if n]
-    return ", ".join(parts) or "none"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from specctl.cli import render
-from specctl.cli.inspect_text import counts_text
+from specctl.cli.words import counts_text
 from specctl.ops.report import (
     Mismatch,
     ValidateReport,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from specctl.cli import output, render
-from specctl.cli.inspect_text import counts_text
 from specctl.cli.output import Format
+from specctl.cli.words import count_text, counts_text, kind_text
 from specctl.cli.wrapping import wrapped
 from specctl.ops.places import Place, find_places
 from specctl.ops.report import (
@@ -62,14 +62,13 @@ def _fixable(report: ValidateReport) -> _Lines:
 
 
 def _summary(report: ValidateReport) -> str:
-    num = len(report.results)
     counts = counts_text(report.num_errors, report.num_warnings, report.num_infos)
     ignored = f", {report.num_ignored} ignored" if report.num_ignored else ""
-    return f"{num} source{'' if num == 1 else 's'}: {counts}{ignored}"
+    return f"{count_text(len(report.results), 'source')}: {counts}{ignored}"
 
 
 def _headline(result: ValidateResult) -> str:
-    kind = " ".join(filter(None, (result.kind, result.format))) or "unknown"
+    kind = kind_text(result.kind, result.format)
     against = f", for {result.target}" if result.target else ""
     num_errors, num_warnings, num_infos = count_severities(result.diagnostics)
     found = counts_text(num_errors, num_warnings, num_infos)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specctl.cli.html.markup import code, escaped, prose, section
+from specctl.cli.words import ORIGINS, kind_text
 from specctl.contract.manifest import TensorRef
 from specctl.ops.report import (
     AuxHidden,
@@ -15,8 +16,6 @@ from specctl.ops.report import (
     Source,
     VocabularyFacts,
 )
-
-_ORIGINS = {"own": "own", "target": "the target's", "tied": "tied to the embedding"}
 
 
 def facts_section(report: InspectReport) -> str:
@@ -84,7 +83,7 @@ def _by(text: str | None) -> str:
 
 
 def _source(source: Source) -> str:
-    what = " ".join(filter(None, (source.role, source.format))) or "unknown"
+    what = kind_text(source.role, source.format)
     extra = f", {escaped(source.architecture)}" if source.architecture else ""
     made = "" if source.target_name is None else f"<p>made for {code(source.target_name)}</p>"
     at = "" if source.revision is None else f" at revision {code(source.revision)}"
@@ -128,7 +127,7 @@ def _aux_hidden(aux: AuxHidden) -> str:
 
 def _shared(shared: SharedTensor) -> str:
     place = "" if shared.tensor is None else f": {_tensor(shared.tensor)}"
-    return f"<p>{_ORIGINS[shared.origin]}{place}</p>"
+    return f"<p>{ORIGINS[shared.origin]}{place}</p>"
 
 
 def _tensor(ref: TensorRef) -> str:

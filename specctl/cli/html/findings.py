@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specctl.cli.html.markup import code, escaped, prose, section, table
+from specctl.cli.words import OUTCOMES
 from specctl.contract.codes import CODES
 from specctl.ops.report import EngineReport, Finding
 
@@ -69,5 +70,4 @@ def _reasons(item: EngineReport) -> str:
 
 
 def _outcome(outcome: str) -> str:
-    text = {"loads": "loads", "wrong": "loads and runs wrong", "refused": "is refused"}[outcome]
-    return f'<span class="outcome {outcome}">{text}</span>'
+    return f'<span class="outcome {outcome}">{escaped(OUTCOMES[outcome])}</span>'

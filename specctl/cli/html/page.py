@@ -14,7 +14,7 @@ from specctl.cli.html.findings import engines_section, findings_section
 from specctl.cli.html.markup import code, escaped
 from specctl.cli.html.tensor_map import tensors_section
 from specctl.cli.html.vocabulary_map import vocabulary_section
-from specctl.cli.inspect_text import counts_text
+from specctl.cli.words import counts_text, kind_text
 from specctl.ops.report import InspectReport, count_severities
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -29,7 +29,7 @@ def page_text(report: InspectReport, draft_to_target: tuple[int, ...] | None) ->
     """
     source = report.roles.source
     style = Path(__file__).with_name("style.css").read_text("utf-8")
-    what = " ".join(filter(None, (source.role, source.format))) or "unknown"
+    what = kind_text(source.role, source.format)
     counts = counts_text(*count_severities(report.diagnostics))
     sections = (
         findings_section(report.diagnostics),

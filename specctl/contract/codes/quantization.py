@@ -59,8 +59,8 @@ CODES: tuple[Code, ...] = (
         severity="warning",
         summary="An entry of the quantisation ignore list names no module of the files.",
         why="A list written with fused names (`qkv_proj`, `gate_up_proj`) does not match files "
-        "that hold the parts, and the reverse; engines that compare names then quantise what must stay "
-        "plain.",
+        "that hold the parts, and the reverse; engines that compare names then quantise what must "
+        "stay plain.",
         fix="List the names as the files spell them",
         source="SGLang issues 35797 and 35887",
     ),
