@@ -125,7 +125,7 @@ def _of_tokenizers(draft: Checkpoint, target: Checkpoint) -> tuple[Diagnostic, .
 
 def fit(draft: Loaded, target: Loaded) -> Pair:
     """Return the pair; a source in the wrong role is SD201 and leaves the fit unchecked."""
-    wrong = [*_wrong_role(draft, "draft"), *_wrong_role(target, "target")]
+    wrong = [*wrong_role(draft, "draft"), *wrong_role(target, "target")]
     if draft.draft is None or target.target is None:
         return Pair(draft=draft, target=target, diagnostics=(*draft.diagnostics, *wrong))
     return refit(draft, target, draft.draft)
@@ -157,7 +157,8 @@ def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
     return Pair(draft=draft, target=target, diagnostics=diagnostics)
 
 
-def _wrong_role(loaded: Loaded, role: str) -> Iterable[Diagnostic]:
+def wrong_role(loaded: Loaded, role: str) -> Iterable[Diagnostic]:
+    """Yield SD201 when a source is known to be something else than `role`."""
     if loaded.detection.role in (role, None):
         return
     yield diagnose(

@@ -21,7 +21,7 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.text import printable
 from specctl.ops.discover import Found, discover_all
 from specctl.ops.expect import Expectations, compare, read_expectations
-from specctl.ops.load import Loaded, fit, load, located
+from specctl.ops.load import Loaded, fit, load, located, wrong_role
 from specctl.ops.report import (
     ValidateReport,
     ValidateResult,
@@ -56,7 +56,8 @@ def validate(
 ) -> ValidateReport:
     """Check every source and what lies below it.
 
-    A target that cannot be opened is a result of its own, and its drafts are checked alone.
+    A target that cannot be opened, or is a draft, is a result of its own, and its drafts are
+    checked alone.
 
     Args:
         sources: checkpoints or files of them, manifests, directories of them, or patterns.
@@ -85,17 +86,25 @@ def validate(
             entry = expectations.get(os.path.abspath(item.path))  # noqa: PTH100  (lexical)
             wanted = target if entry is None or entry.target is None else entry.target
             if wanted is not None and wanted not in targets:
-                try:
-                    targets[wanted] = load(wanted, access=access)
-                except DiagnosticError as error:
-                    targets[wanted] = None
-                    results.append(_Judged(source=wanted, diagnostics=error.diagnostics))
+                targets[wanted], problems = _open_target(wanted, access)
+                if problems:
+                    results.append(_Judged(source=wanted, diagnostics=problems))
             beside = None if wanted is None else targets[wanted]
             wants_deep = entry is not None and entry.deep
             reading = deep or (_no_reading if wants_deep else None)
             results.append(_judge(item, beside, engines, access, reading))
             step(item.path)
     return _report(results, rules, None if expect is None else expectations)
+
+
+def _open_target(source: str, access: Access) -> tuple[Loaded | None, tuple[Diagnostic, ...]]:
+    """Return a target, or None with the reason: it cannot be opened, or is a draft (SD201)."""
+    try:
+        loaded = load(source, access=access)
+    except DiagnosticError as error:
+        return None, error.diagnostics
+    wrong = tuple(wrong_role(loaded, "target"))
+    return (None, wrong) if wrong else (loaded, ())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -245,3 +245,15 @@ def test_a_bad_target_is_a_result_and_drafts_are_checked_alone(checkpoint: Named
     assert [item.target for item in report.results] == [None, None, None]
     assert [d.code for d in report.results[0].diagnostics] == ["SD119"]
     assert not report.is_clean
+
+
+def test_source_and_target_in_each_others_place_are_told(checkpoint: Named) -> None:
+    draft, target = checkpoint("speculators-eagle3-clean"), checkpoint("hf-llama-clean")
+    for sources in ([target], [draft], [target, draft]):
+        report = validate(sources, target=draft)
+        assert [item.source for item in report.results] == [draft, *sources]
+        (finding,) = report.results[0].diagnostics
+        assert (finding.code, finding.expected) == ("SD201", "target")
+        assert (finding.found, report.is_clean) == ("draft, speculators-eagle3", False)
+        assert not any(item.diagnostics for item in report.results[1:])
+    assert validate([target, draft], target=target).is_clean
