@@ -6,7 +6,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
@@ -65,6 +65,16 @@ def writable_formats() -> tuple[Format, ...]:
 def dialect_names() -> tuple[str, ...]:
     """Return every name that `--to` takes."""
     return (*ALIASES, *(entry.name for entry in writable_formats()), GGUF_MAP)
+
+
+def dialect_lines() -> Iterator[str]:
+    """Yield a line for every name that `--to` takes, with what it writes."""
+    width = max(map(len, dialect_names())) + 2
+    for name, formats in ALIASES.items():
+        yield f"{name:<{width}}by algorithm: {', '.join(dict.fromkeys(formats.values()))}"
+    for entry in writable_formats():
+        yield f"{entry.name:<{width}}{entry.title}"
+    yield f"{GGUF_MAP:<{width}}a JSON file: vocabulary map and captured layers, for llama.cpp"
 
 
 def find_dialect(name: str, algorithm: Algorithm) -> Format:

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from specctl.checkpoint import Checkpoint
@@ -144,13 +144,12 @@ class SourceFiles:
             except OSError as error:
                 if error.errno not in _NO_KERNEL_COPY:
                     raise
+                moved = 0
+            if moved == 0:  # not between these file systems, or the file ends: reading tells
                 self._is_kernel_copy = False
-                rest = FileRange(origin=piece.origin, file=piece.file, begin=begin, end=piece.end)
-                for data in self.read(rest):
+                for data in self.read(replace(piece, begin=begin)):
                     write_all(out, data)
                 return
-            if moved == 0:
-                raise _cut(piece.file, begin, piece.end)
             self._moved(moved)
             begin += moved
 
