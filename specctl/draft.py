@@ -52,6 +52,14 @@ Algorithm = Literal[
 ]
 
 BLOCK_ALGORITHMS: tuple[Algorithm, ...] = ("dflash", "dflash2", "dspark", "domino", "xpress")
+FIRST_EMBEDDINGS: Mapping[Algorithm, str] = {"mlp_speculator": "emb.0"}
+"""Drafts with an embedding for each step -> role of the first."""
+FIRST_HEADS: Mapping[Algorithm, str] = {
+    "medusa": "heads.0.head",
+    "hydra": "heads.0.head",
+    "mlp_speculator": "head.0",
+}
+"""Drafts with an output head for each step -> role of the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +233,28 @@ class DraftCheckpoint:
     def is_block(self) -> bool:
         """Tell whether one forward fills a block of slots (DFlash, DSpark and relatives)."""
         return self.algorithm in BLOCK_ALGORITHMS
+
+    @property
+    def own_embedding(self) -> TensorRef | None:
+        """The stored input embedding, the first step's of several; None without one."""
+        first = FIRST_EMBEDDINGS.get(self.algorithm, "embedding")
+        return self.tensors.get("embedding") or self.tensors.get(first)
+
+    @property
+    def own_head(self) -> TensorRef | None:
+        """The stored output head, the first step's of several; None without one."""
+        first = FIRST_HEADS.get(self.algorithm, "head")
+        return self.tensors.get("head") or self.tensors.get(first)
+
+    @property
+    def is_head_tied(self) -> bool:
+        """Tell whether the algorithm makes logits with the draft's own embedding."""
+        return self.algorithm == "gemma4_assistant"
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Tell whether it embeds tokens; Medusa's heads read states only."""
+        return self.algorithm != "medusa"
 
     @property
     def has_own_embedding(self) -> bool:

@@ -9,17 +9,18 @@ from specctl.checks.places import fact_place
 from specctl.checks.vocabulary import map_tensor, missing_end_ids
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import Rope
-from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.draft import FIRST_EMBEDDINGS, FIRST_HEADS, DraftCheckpoint, TargetCheckpoint
 
-# Drafts that read states only, and drafts whose output heads are numbered ones of their own.
-_READS_NO_TOKENS = ("medusa",)
-_OWN_EMBEDDINGS = ("mlp_speculator",)
-_OWN_HEADS = ("medusa", "hydra", "mlp_speculator")
+_HEAD_ELSEWHERE = ("mtp", "eagle", *FIRST_HEADS)  # the target's by design, or numbered heads
 _NAMED_TARGET = "config.json#/speculators_config/verifier/architectures"
 
 
 def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
-    """Yield what two sources show: SD304 to SD330, SD406 to SD416, SD501, SD509 and SD510."""
+    """Yield what only both sources together show.
+
+    SD304, SD305, SD312, SD314, SD315, SD317, SD329, SD330, SD406, SD411, SD412, SD416, SD501, SD509
+    and SD510.
+    """
     yield from _check_architecture(draft, target)
     yield from _check_hidden(draft, target)
     yield from _check_depth(draft, target)
@@ -149,7 +150,7 @@ def _check_vocabulary(draft: DraftCheckpoint, target: TargetCheckpoint) -> Itera
 def _check_embedding(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
     if draft.has_own_embedding or None in (draft.hidden_size, target.hidden_size):
         return
-    if draft.algorithm in (*_READS_NO_TOKENS, *_OWN_EMBEDDINGS):
+    if not draft.reads_tokens or draft.algorithm in FIRST_EMBEDDINGS:
         return
     if draft.hidden_size != target.hidden_size:
         yield diagnose(
@@ -163,7 +164,7 @@ def _check_embedding(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterat
 
 
 def _check_head(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
-    if draft.has_own_head or draft.algorithm in ("mtp", "eagle", "gemma4_assistant", *_OWN_HEADS):
+    if draft.has_own_head or draft.is_head_tied or draft.algorithm in _HEAD_ELSEWHERE:
         return
     if None not in (draft.hidden_size, target.hidden_size) and (
         draft.hidden_size != target.hidden_size

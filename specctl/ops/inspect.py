@@ -52,11 +52,6 @@ NO_VOCABULARY = VocabularyFacts(
 )
 NO_SHARING = SharingFacts(embedding=None, head=None, head_decided_by=None, decoys=())
 _NO_CAPTURED_STATES = ("mtp", "medusa", "hydra", "mlp_speculator", "pard")
-# Role -> algorithm with several of them -> the first.
-_FIRST_OF_SEVERAL: Mapping[str, Mapping[str, str]] = {
-    "embedding": {"mlp_speculator": "emb.0"},
-    "head": {"medusa": "heads.0.head", "hydra": "heads.0.head", "mlp_speculator": "head.0"},
-}
 _PARTS = {"d2t": "vocabulary map", "t2d": "vocabulary map", "norm": "norms"}
 
 
@@ -231,16 +226,9 @@ def _aux_hidden(draft: DraftCheckpoint) -> AuxHidden | None:
     )
 
 
-def _shared(draft: DraftCheckpoint, role: str, borrowed: TensorRef | None) -> SharedTensor | None:
-    """Return where a draft's embedding or head comes from; the first of several, None for none."""
-    first = _FIRST_OF_SEVERAL[role].get(draft.algorithm, role)
-    own = draft.tensors.get(role) or draft.tensors.get(first)
+def _shared(own: TensorRef | None, borrowed: TensorRef | None) -> SharedTensor:
     if own is not None:
         return SharedTensor(origin="own", tensor=own)
-    if role == "embedding" and draft.algorithm == "medusa":
-        return None  # heads over states read no tokens
-    if role == "head" and draft.algorithm == "gemma4_assistant":
-        return SharedTensor(origin="tied", tensor=draft.tensors.get("embedding"))
     return SharedTensor(origin="target", tensor=borrowed)
 
 
@@ -265,13 +253,15 @@ def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
     if loaded.draft is None:
         return NO_SHARING
     draft = loaded.draft
-    borrowed = {
-        "embedding": None if target is None else target.embedding,
-        "head": None if target is None else target.head,
-    }
-    parts = {role: _shared(draft, role, tensor) for role, tensor in borrowed.items()}
+    embedding = _shared(draft.own_embedding, None if target is None else target.embedding)
+    head = _shared(draft.own_head, None if target is None else target.head)
+    if draft.own_head is None and draft.is_head_tied:
+        head = SharedTensor(origin="tied", tensor=draft.own_embedding)
     return SharingFacts(
-        embedding=parts["embedding"], head=parts["head"], head_decided_by=None, decoys=()
+        embedding=embedding if draft.reads_tokens else None,
+        head=head,
+        head_decided_by=None,
+        decoys=(),
     )
 
 
