@@ -1,8 +1,8 @@
 """Open weight files of the sources, each once, and move ranges of them into an output file.
 
 Invariants: a range of a local file goes through the kernel (`copy_file_range`) when nobody wants
-its bytes, else through two buffers of `CHUNK_BYTES`; a file on a hub is read in pieces of that
-size. A file whose size or time changed while it was read is SD606.
+its bytes, else through two buffers of `LOCAL_BYTES`; a file on a hub is read in pieces of
+`CHUNK_BYTES`. A file whose size or time changed while it was read is SD606.
 """
 
 from __future__ import annotations
