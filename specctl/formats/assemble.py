@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -154,7 +155,7 @@ def report_unknown_fields(findings: Findings) -> tuple[str, ...]:
             where=f"{CONFIG}#{pointer}",
             message=f"`{pointer.rpartition('/')[2]}` is no field of this format; it was not used",
             expected="a field that the format defines",
-            found=repr(value)[:80],
+            found=json.dumps(value)[:80],
         )
     return tuple(unknown)
 
@@ -166,7 +167,7 @@ def report_remote_code(root: Fields) -> None:
             "SD204",
             where=root.where("auto_map"),
             message="`auto_map` names code of the checkpoint; it was not read or run",
-            found=str(root.raw("auto_map"))[:80],
+            found=json.dumps(root.raw("auto_map"))[:80],
         )
 
 

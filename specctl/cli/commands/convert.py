@@ -25,12 +25,19 @@ from specctl.cli.write_options import (
     NoDigests,
     write_options,
 )
-from specctl.convert.dialects import GGUF_MAP, dialect_names
+from specctl.convert.dialects import GGUF_MAP, dialect_lines
 from specctl.formats.written import LOSSES
 from specctl.ops.convert import convert as run_convert
 from specctl.ops.convert_map import write_map
 from specctl.ops.draft_parts import Given, read_parts
 from specctl.ops.stitch import stitch as run_stitch
+
+
+def _list_dialects(name: str | None) -> str | None:
+    if name == "help":
+        output.answer("\n".join(dialect_lines()))
+        raise typer.Exit
+    return name
 
 
 def convert(
@@ -43,7 +50,13 @@ def convert(
     ],
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="DIALECT", help="What to write; `--to help` lists the names."),
+        typer.Option(
+            "--to",
+            metavar="DIALECT",
+            help="What to write; `--to help` lists the names.",
+            is_eager=True,  # `--to help` needs no SOURCE
+            callback=_list_dialects,
+        ),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--output", "-o", metavar="OUT", help="Directory to write.")
@@ -100,9 +113,6 @@ def convert(
     The output is read again before it appears, whole or not at all; an output that is there and
     equal is left alone. Exit 1 when a finding is an error: nothing is written then.
     """
-    if to == "help":
-        output.answer("\n".join(dialect_names()))
-        return
     if out is None:
         raise typer.BadParameter("name the directory to write", param_hint="--output")
     options = write_options(

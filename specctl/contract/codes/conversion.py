@@ -20,8 +20,8 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="The draft cannot be written in that dialect, or a fact for it is missing.",
         why="The dialect has no form for it, so that any file would describe another model.",
-        fix="Choose another dialect, or give the missing fact; `specctl convert --help` lists the "
-        "options",
+        fix="Give the missing fact, or choose another dialect; `specctl convert --to help` lists "
+        "them",
     ),
     Code(
         code="SD603",

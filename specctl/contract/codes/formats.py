@@ -104,8 +104,8 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="An engine named with `--engine` does not load this draft.",
         why="The statement was read in the engine's sources; the note names release and file.",
-        fix="Convert the draft to a dialect that the engine reads; `specctl convert --help` lists "
-        "them",
+        fix="Convert the draft to a dialect that the engine reads: `specctl convert DRAFT --to "
+        "sglang` or `--to vllm`; `--to help` lists all",
     ),
     Code(
         code="SD213",
