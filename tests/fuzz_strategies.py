@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
@@ -179,7 +180,23 @@ def edited_weights(draw: st.DrawFn, raw: bytes) -> bytes:
         header = json.loads(raw[8 : 8 + length])
     except ValueError:
         return draw(mutated(st.just(raw)))
+    if draw(st.integers(0, 3)) == 0 and isinstance(header, dict):
+        header = draw(renumbered(header))
     return with_length(encode(draw(edited(header))), raw[8 + length :])
+
+
+@st.composite
+def renumbered(draw: st.DrawFn, header: dict[str, Any]) -> dict[str, Any]:
+    """Write another index into one of the names."""
+    places = [(key, m) for key in header for m in re.finditer(r"(?<![^.])\d+(?=\.|$)", key)]
+    if not places:
+        return header
+    old, found = places[draw(st.integers(0, len(places) - 1))]
+    index = draw(
+        st.sampled_from(["1", "007", "99999", "999999999", "9" * 30, "9" * 5000, "\u0663"])
+    )
+    new = old[: found.start()] + index + old[found.end() :]
+    return {new if key == old else key: value for key, value in header.items()}
 
 
 @st.composite

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-INDEX = re.compile(r"(?<![^.])\d+(?=\.|$)")
-_INDEX_OF_LINES = re.compile(r"\.\d+(?=[.\n])")
+# No model has a hundred thousand layers or experts; a longer number is a part of the name, so that
+# no reader makes a list, or a number of five thousand digits, of what a key says.
+INDEX = re.compile(r"(?<![^.])\d{1,5}(?=\.|$)")
+_INDEX_OF_LINES = re.compile(r"\.\d{1,5}(?=[.\n])")
 
 
 def generic_key(key: str) -> str:
-    """Return the key with every numeric part written `{i}`."""
+    """Return the key with every numeric part of at most five digits written `{i}`."""
     return INDEX.sub("{i}", key)
 
 

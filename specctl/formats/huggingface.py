@@ -49,7 +49,7 @@ NAMES = NameTable(
     ),
     ignored=(ROTARY_BUFFER,),
 )
-_ANY_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_ANY_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,8 @@ def _type(*names: str) -> frozenset[str]:
 
 
 def _is_type(facts: Facts, names: frozenset[str]) -> bool:
-    return facts.top("speculators_model_type") in names
+    kind = facts.top("speculators_model_type")
+    return isinstance(kind, str) and kind in names
 
 
 def _layer_type(facts: Facts) -> object:

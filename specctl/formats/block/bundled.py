@@ -44,7 +44,7 @@ KEYS = (
 )
 """Fields that are read; the others describe the target."""
 
-_STAGE = re.compile(r"mtp\.(\d+)\.((?:attn|ffn|attn_norm|ffn_norm)\..+|hc_.+)")
+_STAGE = re.compile(r"mtp\.(\d{1,5})\.((?:attn|ffn|attn_norm|ffn_norm)\..+|hc_.+)")
 ROLES = optional_roles(
     tuple(role for role in DSPARK_ROLES if role not in LAYER_ROLES), "confidence.bias"
 )
@@ -52,7 +52,7 @@ ROLES = optional_roles(
 
 def stage_count(keys: Iterable[str]) -> int:
     """Return one more than the highest stage, 0 without stages."""
-    found = (re.match(r"mtp\.(\d+)\.", key) for key in keys)
+    found = (re.match(r"mtp\.(\d{1,5})\.", key) for key in keys)
     return max((int(match[1]) for match in found if match), default=-1) + 1
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from specctl.contract.manifest import TensorRef
 from specctl.formats.written import Copy, Joined, Span, TensorSource
 
-_ONE = re.compile(r"(layers\.\d+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_ONE = re.compile(r"(layers\.\d+\.mlp\.experts)\.(\d{1,5})\.(gate|up|down)_proj\.weight")
 _STACK = re.compile(r"(layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj")
 
 

@@ -87,13 +87,13 @@ class _Patterns:
 def _patterns(family: MtpFamily) -> _Patterns:
     names: list[tuple[str, re.Pattern[str]]] = []
     for role, template in family.names:
-        stem = re.escape(template.removesuffix(".weight")).replace(r"\{i\}", r"(?P<i>\d+)")
+        stem = re.escape(template.removesuffix(".weight")).replace(r"\{i\}", r"(?P<i>\d{1,5})")
         names.append((role, re.compile(rf"{stem}\.(?P<suffix>{_SUFFIX})")))
-    block = re.escape(family.block).replace(r"\{i\}", r"(?P<i>\d+)")
+    block = re.escape(family.block).replace(r"\{i\}", r"(?P<i>\d{1,5})")
     return _Patterns(
         names=tuple(names),
         block=re.compile(rf"{block}(?P<part>.+)"),
-        marker=re.compile(family.marker.replace(r"\{i\}", r"(?P<i>\d+)")),
+        marker=re.compile(family.marker.replace(r"\{i\}", r"(?P<i>\d{1,5})")),
     )
 
 

@@ -17,7 +17,7 @@ Attention = Literal["grouped-query", "latent", "fused", "other", "none"]
 Mlp = Literal["dense", "fused dense", "experts", "fused experts", "other", "none"]
 
 _EXPERT = re.compile(
-    r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(?:weight|qweight|weight_packed)"
+    r"layers\.(\d{1,5})\.mlp\.experts\.(\d{1,5})\.(gate|up|down)_proj\.(?:weight|qweight|weight_packed)"
 )
 _ATTENTION = re.compile(r"(?:self_attn|attn|attention|linear_attn|mixer|[qkvo]_proj)\.")
 _MLP = re.compile(r"(?:mlp|ffn|moe|mixer|feed_forward|block_sparse_moe|share_expert|up_proj)\.")

@@ -18,6 +18,7 @@ from specctl.checkpoint.sources.local import LocalFile, LocalStore
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.inspect import inspect
 from tests.fuzz_entry import MAX_CPU_S, MAX_GROWTH_BYTES, directory, judge, measured
+from tests.fuzz_strategies import fixture
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -175,6 +176,38 @@ def test_an_index_that_names_a_file_for_each_tensor() -> None:
     missing = [item for item in report.diagnostics if item.code == "SD102"]
     assert len(missing) == 20
     assert "8980 more" in missing[-1].notes[0]
+
+
+NUMBERED = (
+    *("hf-llama-clean", "speculators-eagle3-clean", "speculators-mtp-clean", "hf-bailing-mtp"),
+    *(
+        "deepseek-v4-dspark-stages",
+        "hf-gpt2-unsupported",
+        "speculators-dspark-clean",
+        "hf-deepseek-v3-mtp",
+    ),
+)
+
+
+@pytest.mark.parametrize("base", NUMBERED)
+@pytest.mark.parametrize("index", ["99999", "999999999", "9" * 5000])
+def test_an_index_in_a_name_is_never_counted_up_to(base: str, index: str) -> None:
+    files = dict(fixture(base))
+    name = next(name for name in files if name.endswith(".safetensors"))
+    length = int.from_bytes(files[name][:8], "little")
+    header = json.loads(files[name][8 : 8 + length])
+    seen: set[str] = set()
+    for key in [key for key in header if any(part.isdigit() for part in key.split("."))]:
+        form = "".join(char for char in key if not char.isdigit())
+        if form in seen:
+            continue
+        seen.add(form)
+        for place in [n for n, part in enumerate(key.split(".")) if part.isdigit()]:
+            parts = key.split(".")
+            parts[place] = index
+            renamed = {".".join(parts) if old == key else old: v for old, v in header.items()}
+            text = json.dumps(renamed).encode()
+            judge(files | {name: safetensors_bytes(text, files[name][8 + length :])})
 
 
 class ChangingFile:
