@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources.local import LocalFile
 from specctl.checkpoint.sources.store import FileStore, StoredFile
 from specctl.checkpoint.tensor_entry import INT_TYPECODES, TensorEntry, unpack_ints
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.findings import Findings
 from specctl.contract.manifest import WeightFile
 
 Container = Literal["safetensors", "pickle", "none"]

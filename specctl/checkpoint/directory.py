@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Any
 
 from specctl.checkpoint.checkpoint import Checkpoint, Container, Layout
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.index import SHARD_NAME, Index, read_index, reconcile
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.safetensors_header import needed_bytes, read_header
@@ -25,6 +24,7 @@ from specctl.checkpoint.sources.opening import open_store
 from specctl.checkpoint.sources.store import PREFETCH_FILES, FileStore, Needed
 from specctl.checkpoint.tensor_entry import TensorEntry, printable
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.contract.findings import Findings
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 
@@ -201,7 +201,7 @@ def _read_unindexed(store: FileStore, plain: list[str], findings: Findings) -> _
                 message=f"the name says one of {int(match[3])} files, and there is no index",
                 expected=f"{int(match[3])} files and `{INDEX}`",
                 found="1 file",
-                is_error=True,
+                severity="error",
             )
         else:
             findings.add(

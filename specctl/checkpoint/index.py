@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import TensorEntry, place, printable
+from specctl.contract.findings import Findings
 
 MAX_SHARDS = 10_000
 """The largest published checkpoints have some hundreds; each name costs a look at the disk."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import printable
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.findings import Findings
 
 MAX_JSON_BYTES = 100_000_000
 MAX_JSON_DEPTH = 100
@@ -190,7 +190,7 @@ def _accept(
             "SD134",
             where=file,
             message=f"the {what} holds `{word}`, which is not a JSON number",
-            is_error=word == "NaN" or None,
+            severity="error" if word == "NaN" else None,
         )
     if not isinstance(value, dict):
         kind = type(value).__name__

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint.checkpoint import MAX_ID_LIST_BYTES
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.pickle_machine import PickleRefusedError
 from specctl.checkpoint.sources.local import LocalStore
 from specctl.checkpoint.sources.store import FileStore, StoredFile
 from specctl.checkpoint.tensor_entry import place, unpack_ints
 from specctl.checkpoint.torch_zip import PickledTensor, TorchArchive, with_archive
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.findings import Findings
 
 _ID_DTYPES = ("I64", "I32", "I16", "U8", "I8")
 

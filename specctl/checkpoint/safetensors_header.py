@@ -13,7 +13,6 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.header_table import read_table
 from specctl.checkpoint.json_text import parse_object
 from specctl.checkpoint.sniff import SNIFF_BYTES, report_foreign
@@ -21,6 +20,7 @@ from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.digests import MAX_HEADER_BYTES
+from specctl.contract.findings import Findings
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 
@@ -264,7 +264,7 @@ def _report_extra_keys(
         where=place(file, key),
         message=f"the header entry has keys that the format does not define: {extra}",
         expected="dtype, shape and data_offsets only",
-        is_error=False,
+        severity="warning",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specctl.checkpoint.findings import Findings
+from specctl.contract.findings import Findings
 
 SNIFF_BYTES = 512
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.pickle_machine import (
     MAX_PICKLE_BYTES,
     GlobalName,
@@ -30,6 +29,7 @@ from specctl.checkpoint.sources.store import FileStore, RangeStream, StoredFile
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.digests import MAX_HEADER_BYTES
+from specctl.contract.findings import Findings
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 

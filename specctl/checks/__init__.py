@@ -17,7 +17,8 @@ from specctl.checks.quantization import check_inheritance
 from specctl.checks.target_fit import check_fit
 from specctl.checks.tensors import check_draft_tensors, check_target_tensors
 from specctl.checks.vocabulary import check_vocabulary
-from specctl.contract.diagnostics import Diagnostic, capped, diagnose
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.findings import capped
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 __all__ = ["check_draft", "check_files", "check_inheritance", "check_pair", "check_target"]

@@ -10,7 +10,8 @@ from itertools import chain
 from specctl.checkpoint import Checkpoint
 from specctl.checkpoint.config_sections import TEXT_SECTIONS, model_sections
 from specctl.checks.quantization import Stored, check_quantization
-from specctl.contract.diagnostics import Diagnostic, capped, diagnose
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.findings import capped
 
 MASK_FILE = "mask_embedding.pt"
 _COMMON_NAMES = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors")

@@ -101,28 +101,6 @@ class DiagnosticError(Exception):
         super().__init__("\n".join(d.oneline() for d in items))
 
 
-def capped(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Return the first `MAX_OF_A_CODE` of each code; the last of them says how many more there are.
-
-    A file of a million defects is explained by the first hundred.
-    """
-    kept: list[Diagnostic] = []
-    counts: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for diagnostic in diagnostics:
-        code = diagnostic.code
-        counts[code] = counts.get(code, 0) + 1
-        if counts[code] <= MAX_OF_A_CODE:
-            last[code] = len(kept)
-            kept.append(diagnostic)
-    for code, count in counts.items():
-        if count > MAX_OF_A_CODE:
-            item = kept[last[code]]
-            note = f"{count - MAX_OF_A_CODE} more of {code} are not listed"
-            kept[last[code]] = msgspec.structs.replace(item, notes=(*item.notes, note))
-    return tuple(kept)
-
-
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
     """Tell whether any diagnostic has severity `error`."""
     return any(d.severity == "error" for d in diagnostics)

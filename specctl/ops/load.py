@@ -15,7 +15,8 @@ from specctl import checks, formats
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
 from specctl.checks.quantization_facts import SIDE_FILE
 from specctl.checks.tokenizers import check_tokenizers
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, capped, diagnose
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.findings import capped
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
 from specctl.formats.tokenizer import TOKENIZER, token_ids
 

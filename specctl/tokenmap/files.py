@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint import atomic_write, read_pt_ints
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import MAX_JSON_BYTES
 from specctl.checkpoint.safetensors_header import read_header
 from specctl.checkpoint.sources import LocalStore
 from specctl.checkpoint.tensor_entry import TensorEntry, printable, unpack_ints
 from specctl.checkpoint.writing import stream_safetensors
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.findings import Findings
 from specctl.contract.vocabulary_map import (
     absolute_to_offsets,
     offsets_to_absolute,

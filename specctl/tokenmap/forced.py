@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.checkpoint.config_sections import model_sections
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources import LocalStore
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.findings import Findings
 from specctl.tokenmap.counting import LoadedTokenizer
 
 if TYPE_CHECKING:

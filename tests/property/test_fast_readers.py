@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.checkpoint.findings import Findings
 from specctl.checkpoint.header_table import read_table
 from specctl.checkpoint.json_text import _parse_slowly, decode_flawless
 from specctl.checkpoint.safetensors_header import _entries
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry
+from specctl.contract.findings import Findings
 
 COMMON = settings(max_examples=300, deadline=None)
 BASE = 1000

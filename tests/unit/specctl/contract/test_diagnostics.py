@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from specctl.contract.diagnostics import DiagnosticError, capped, diagnose, has_errors
+from specctl.contract.diagnostics import DiagnosticError, diagnose, has_errors
+from specctl.contract.findings import capped
 from specctl.contract.text import printable
 
 
