@@ -209,9 +209,10 @@ def _check_rope(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Di
         return  # a model of its own has its own positions
     ours, theirs = draft.decoder.rope, target.decoder.rope
     if ours != theirs:
+        fact = "rope.theta" if ours.theta != theirs.theta else "rope"
         yield diagnose(
             "SD329",
-            where=fact_place(draft.origins, "draft.decoder.rope"),
+            where=fact_place(draft.origins, f"draft.decoder.{fact}"),
             message=f"the draft's rotary numbers are {_rope_text(ours)}, the target's "
             f"{_rope_text(theirs)}",
             expected=_rope_text(theirs),

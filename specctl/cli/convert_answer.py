@@ -10,19 +10,29 @@ from specctl.cli import output
 from specctl.ops.convert_report import ConvertReport
 from specctl.ops.report import diagnostic_of
 
+_DECISIONS = ("SD608",)
+"""Infos that wait for the user, who would not see them otherwise."""
 
-def answer_report(report: ConvertReport, *, as_json: bool) -> None:
+
+def answer_report(report: ConvertReport, *, as_json: bool, is_normal_form: bool = False) -> None:
     """Print the report and exit 1 when nothing could be written.
 
-    Problems go to stderr; a dry run's plan, or the JSON document, is the answer.
+    Problems and decisions go to stderr; a dry run's plan, or the JSON document, is the answer.
+
+    Args:
+        report: what was done.
+        as_json: print the whole report.
+        is_normal_form: of `normalize`, whose plan is what changes.
     """
     if as_json:
         output.answer_json(report)
     else:
         for item in report.diagnostics:
-            output.talk_problem(diagnostic_of(item))
-        for line in _plan(report) if report.state == "planned" else ():
-            output.answer(line)
+            show = output.talk_diagnostic if item.code in _DECISIONS else output.talk_problem
+            show(diagnostic_of(item))
+        if report.state == "planned":
+            for line in _changes(report) if is_normal_form else _tensors(report):
+                output.answer(line)
         output.talk(_summary(report))
     if report.state == "refused":
         raise typer.Exit(1)
@@ -33,7 +43,11 @@ def _summary(report: ConvertReport) -> str:
         num_errors = sum(1 for item in report.diagnostics if item.severity == "error")
         return f"nothing was written: {num_errors} error{'' if num_errors == 1 else 's'}"
     size = sum(file.size_bytes for file in report.files)
-    what = f"{report.written_format}, {len(report.tensors)} tensors, {size} bytes"
+    count = sum(file.num_tensors for file in report.files)
+    parts = [report.written_format or "", f"{count} tensors" if count else "", f"{size:,} bytes"]
+    what = ", ".join(part for part in parts if part)
+    if report.fixes:
+        what += f"; fixes: {', '.join(report.fixes)}"
     words = {
         "planned": f"would write {report.output}: {what}",
         "unchanged": f"{report.output} is there already and equal: {what}",
@@ -42,7 +56,7 @@ def _summary(report: ConvertReport) -> str:
     return words[report.state]
 
 
-def _plan(report: ConvertReport) -> Iterator[str]:
+def _changes(report: ConvertReport) -> Iterator[str]:
     for change in report.config_changes:
         if change.before is not None:
             yield f"- config.json#{change.pointer}: {change.before}"
@@ -50,8 +64,11 @@ def _plan(report: ConvertReport) -> Iterator[str]:
             yield f"+ config.json#{change.pointer}: {change.after}"
     for rename in report.renames:
         yield f"~ {rename.before or 'nothing'} -> {rename.after or 'nothing'}"
-    if report.config_changes or report.renames:
-        return
+    if not report.config_changes and not report.renames:
+        yield "no field and no tensor would change"
+
+
+def _tensors(report: ConvertReport) -> Iterator[str]:
     for tensor in report.tensors:
         shape = "x".join(map(str, tensor.shape)) or "scalar"
         yield f"{tensor.file}::{tensor.key} {tensor.dtype} {shape} <- {tensor.source}"

@@ -6,9 +6,10 @@ field and are reported (EAGLE issue 249). What the map says is judged by `specct
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TypeVar
 
 from specctl.checkpoint import Checkpoint, tensor_place
@@ -19,6 +20,14 @@ from specctl.formats.fields import Fields, Findings
 from specctl.formats.names import Matched
 
 T = TypeVar("T")
+_READINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "offset": "d2t holds offsets",
+        "absolute": "d2t holds absolute ids",
+        "ambiguous": "d2t is undecided",
+        "invalid": "d2t is no map",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +62,8 @@ def read_vocabulary(
     if d2t is not None and target_size is not None:
         encoding = decide_map_encoding(d2t, t2d, target_size)
         draft_to_target = encoding.draft_to_target
-        where, rule = tensor_place(matched.tensors["d2t"]), f"d2t: {encoding.evidence}"
+        where = tensor_place(matched.tensors["d2t"])
+        rule = f"{_READINGS[encoding.kind]}: {encoding.evidence}"
         findings.derived("vocabulary.map_digest", where, rule)
     sizes = "draft_vocab_size against vocab_size"
     findings.derived("vocabulary.map_kind", root.where("draft_vocab_size"), sizes)

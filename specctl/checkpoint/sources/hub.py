@@ -74,6 +74,7 @@ class HubError(Exception):
         is_passing: bool | None = None,
         expected: str | None = None,
         found: str | None = None,
+        help: str | None = None,
     ) -> None:
         """Describe it.
 
@@ -84,6 +85,7 @@ class HubError(Exception):
             is_passing: whether another attempt may succeed; None: as the kind usually is.
             expected: what should have been there.
             found: what was there.
+            help: what to do about it; None: what is usual for the trouble.
         """
         super().__init__(detail)
         self.trouble = trouble
@@ -92,6 +94,7 @@ class HubError(Exception):
         self.is_passing = trouble in _PASSING if is_passing is None else is_passing
         self.expected = expected
         self.found = found
+        self.help = help
 
     @property
     def is_of_one_file(self) -> bool:
@@ -106,7 +109,7 @@ class HubError(Exception):
             message=self.detail,
             expected=self.expected,
             found=self.found,
-            help=_HELP.get((self.trouble, kind)),
+            help=self.help or _HELP.get((self.trouble, kind)),
         )
 
 

@@ -195,9 +195,12 @@ class HuggingFaceHub:
                 root = found.parent
                 depth = self.name.subfolder.count("/") + 1 if self.name.subfolder else 0
                 return root, (root.parents[depth - 1] if depth else root).name
+        option = "" if self.name.revision is None else f" --revision {revision}"
         raise HubError(
             "offline",
             f"`{self.name.text(self.name.revision)}` is not in the cache",
             expected=f"a snapshot of `{revision}` in `{self._constants.HF_HUB_CACHE}`",
             found="none",
+            help="Download it while there is a network: `hf download "
+            f"{self.name.repository}{option}`",
         )

@@ -186,6 +186,7 @@ class ModelScopeHub:
     def snapshot(self) -> tuple[Path, str | None]:
         """Return the cached directory of the branch or tag, complete or not."""
         revision = self.name.revision
+        option = "" if revision is None else f" --revision {revision}"
         try:
             found = self._api.download_repo(
                 self.name.repository, _MODEL, revision=revision, local_files_only=True
@@ -196,6 +197,8 @@ class ModelScopeHub:
                 f"`{self.name.text(revision)}` is not in the cache",
                 expected="a snapshot in the cache of ModelScope",
                 found="none",
+                help="Download it while there is a network: `modelscope download --model "
+                f"{self.name.repository}{option}`",
             ) from error
         root = Path(found)
         is_filed = root.parent.name == "snapshots"

@@ -75,4 +75,4 @@ def normalize(
             allow_pickle=allow_pickle,
         ),
     )
-    answer_report(report, as_json=json)
+    answer_report(report, as_json=json, is_normal_form=True)

@@ -32,6 +32,7 @@ def test_vllm_ascend_6612_another_theta_is_a_fact_with_both_numbers() -> None:
     found = only(pair("speculators-eagle3-other-rope", "hf-llama-tiny"), "SD329")
     assert found.severity == "info"
     assert (found.expected, found.found) == ("theta 10000", "theta 500000")
+    assert found.where.endswith("/rope_theta")
     read, owner = draft(EAGLE3), target(LLAMA)
     assert owner.decoder is not None
     scaled = Rope(theta=10000.0, kind="yarn", parameters={"factor": 4.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -66,6 +67,21 @@ def test_a_dry_run_answers_with_the_plan(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_normalize_says_what_it_fixed_and_what_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "odd", str(tmp_path / "out")
+    shutil.copytree(CHECKPOINTS / "safeailab-eagle3-layers-40", source)
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    (source / "config.json").write_text(json.dumps({**config, "of_the_trainer": True}), "utf-8")
+    assert run(["normalize", str(source), "-o", out]) == 0
+    talk = capsys.readouterr().err
+    assert "fixes: layer-count" in talk
+    assert "SD608" in talk
+    assert run(["normalize", out, "--dry-run"]) == 0
+    assert capsys.readouterr().out == "no field and no tensor would change\n"
+
+
 def test_the_names_of_the_dialects(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["convert", "--to", "help"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -103,7 +119,10 @@ def test_stitching_and_the_map_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     target = str(CHECKPOINTS / "hf-qwen35-mtp")
     part, out, ids = (str(tmp_path / name) for name in ("part", "out", "map.json"))
     assert run(["convert", target, "--to", "qwen-mtp", "-o", part]) == 0
+    capsys.readouterr()
     assert run(["convert", part, "--stitch-into", target, "-o", out]) == 0
+    # the whole target's tensors, as the bytes beside them are
+    assert "huggingface, 19 tensors, 2,872 bytes" in capsys.readouterr().err
     assert (Path(out) / "config.json").read_bytes() == (Path(target) / "config.json").read_bytes()
     assert run(["convert", DRAFT, "--to", "gguf-map", "-o", ids, "--allow", "t2d"]) == 0
     assert json.loads(Path(ids).read_text())["keys"]["eagle3.extract_layers"] == [2, 4, 5]
