@@ -1,4 +1,4 @@
-"""Checks of a draft's vocabulary map: presence, encoding, range, duplicates, mask, end ids.
+"""Checks of vocabularies: the draft's map (presence, encoding, range, duplicates, mask), end ids.
 
 A map with one defect gives one code: the mask is compared with the ids only when these are a map.
 *Source:* SafeAILab EAGLE-3 stores sorted offsets and a mask; ModelOpt stores rank order, in which
@@ -15,7 +15,7 @@ from specctl.checks.places import fact_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import TensorRef
 from specctl.contract.map_encoding import decide_map_encoding
-from specctl.draft import DraftCheckpoint
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 
 def check_vocabulary(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
@@ -54,6 +54,29 @@ def _check_tie(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
             expected="false, or no head of its own",
             found="true",
         )
+
+
+def check_target_ids(target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD415 and SD207 for ids of a target that are no rows of its embedding."""
+    entries, rows = target.tokenizer_size, target.vocab_size
+    if entries is not None and rows is not None and entries > rows:
+        yield diagnose(
+            "SD415",
+            where="tokenizer.json",
+            message=f"the tokenizer has {entries} entries and the embedding {rows} rows",
+            expected=f"at most {rows}",
+            found=entries,
+        )
+    for token in target.eos_token_ids:
+        if rows is not None and not 0 <= token < rows:
+            yield diagnose(
+                "SD207",
+                where="config.json#/eos_token_id",
+                message=f"end id {token} is no row of the embedding, so it can never end an answer",
+                expected=f"0 to {rows - 1}",
+                found=token,
+                severity="warning",
+            )
 
 
 def missing_end_ids(

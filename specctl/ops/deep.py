@@ -18,11 +18,13 @@ from specctl.contract.manifest import TensorRef
 from specctl.draft import DraftCheckpoint
 from specctl.ops.load import Loaded, located
 
-Step = Callable[[str, int, int], None]
+WeightStep = Callable[[str, int, int], None]
 """Takes a file's name, the bytes read and the bytes to read."""
 
 
-def deep_findings(loaded: Loaded, target: Loaded | None, step: Step) -> tuple[Diagnostic, ...]:
+def deep_findings(
+    loaded: Loaded, target: Loaded | None, step: WeightStep
+) -> tuple[Diagnostic, ...]:
     """Return SD520 to SD529 of a source; a file that cannot be read is a finding too.
 
     Args:
@@ -41,7 +43,7 @@ def deep_findings(loaded: Loaded, target: Loaded | None, step: Step) -> tuple[Di
     return located(found, loaded.source, target=None if target is None else target.source)
 
 
-def _counter(checkpoint: Checkpoint, step: Step) -> Callable[[TensorEntry], None]:
+def _counter(checkpoint: Checkpoint, step: WeightStep) -> Callable[[TensorEntry], None]:
     total = sum(entry.nbytes for entry in checkpoint.tensors.values())
     done = 0
 

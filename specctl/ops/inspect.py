@@ -35,7 +35,7 @@ from specctl.ops.report import (
 from specctl.ops.severity import USUAL, SeverityRules
 
 if TYPE_CHECKING:
-    from specctl.ops.deep import Step
+    from specctl.ops.deep import WeightStep
 
 _UNMAPPED = "unmapped"
 _TRUNK = "trunk"
@@ -73,7 +73,7 @@ def inspect(
     *,
     rules: SeverityRules = USUAL,
     access: Access = DEFAULT_ACCESS,
-    deep: Step | None = None,
+    deep: WeightStep | None = None,
 ) -> InspectReport:
     """Return the facts and findings of a source; without facts when there is nothing to open.
 
@@ -93,7 +93,7 @@ def inspect_with_map(
     *,
     rules: SeverityRules = USUAL,
     access: Access = DEFAULT_ACCESS,
-    deep: Step | None = None,
+    deep: WeightStep | None = None,
 ) -> Inspected:
     """Return what `inspect` does and the vocabulary map itself, for a picture of it."""
     try:
@@ -107,7 +107,7 @@ def inspect_with_map(
 
 
 def _report(
-    loaded: Loaded, other: Loaded | None, rules: SeverityRules, deep: Step | None
+    loaded: Loaded, other: Loaded | None, rules: SeverityRules, deep: WeightStep | None
 ) -> InspectReport:
     diagnostics = loaded.diagnostics
     if other is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -30,8 +30,10 @@ from specctl.ops.report import (
 )
 from specctl.ops.severity import USUAL, SeverityRules
 
+if TYPE_CHECKING:
+    from specctl.ops.deep import WeightStep
+
 Step = Callable[[str], None]
-DeepStep = Callable[[str, int, int], None]
 Progress = Callable[[int], AbstractContextManager[Step]]
 
 
@@ -51,7 +53,7 @@ def validate(
     engines: Sequence[str] = (),
     rules: SeverityRules = USUAL,
     access: Access = DEFAULT_ACCESS,
-    deep: DeepStep | None = None,
+    deep: WeightStep | None = None,
     progress: Progress = _no_progress,
 ) -> ValidateReport:
     """Check every source and what lies below it.
@@ -123,7 +125,7 @@ def _judge(
     target: Loaded | None,
     engines: Sequence[str],
     access: Access,
-    deep: DeepStep | None,
+    deep: WeightStep | None,
 ) -> _Judged:
     if item.kind == "manifest":
         found = check_manifest_file(item.path, access=access)

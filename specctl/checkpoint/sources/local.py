@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from specctl.checkpoint.sources.store import Needed
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -80,12 +80,7 @@ class LocalFile:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         """Close it."""
         self.close()
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from specctl.checkpoint.sources.hub import Hub, HubError, Listing
 from specctl.checkpoint.sources.local import LocalFile
@@ -124,12 +124,7 @@ class RemoteFile:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         """Close it."""
         self.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from specctl.contract.diagnostics import Diagnostic
@@ -54,12 +53,7 @@ class StoredFile(Protocol):
     def __enter__(self) -> StoredFile:
         """Return itself."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         """Close it."""
 
 
