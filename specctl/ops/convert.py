@@ -28,7 +28,8 @@ from specctl.convert.vocabulary import full, reduced
 from specctl.formats.format import Format
 from specctl.formats.written import WriteRequest, Written, loss_of
 from specctl.ops.convert_report import ConvertReport, OutputFileFacts, OutputTensor
-from specctl.ops.draft_parts import NOTHING_GIVEN, Given, Parts, read_parts
+from specctl.ops.draft_parts import Parts, read_parts
+from specctl.ops.given import NOTHING_GIVEN, Given
 from specctl.ops.load import located
 from specctl.ops.report import finding
 from specctl.tokenmap.files import read_token_map
@@ -72,7 +73,6 @@ def convert(
     target: str | None = None,
     given: Given = NOTHING_GIVEN,
     allow: tuple[str, ...] = (),
-    token_map: str | None = None,
     is_full_vocabulary: bool = False,
     options: Options = USUAL,
 ) -> ConvertReport:
@@ -83,22 +83,18 @@ def convert(
         to: dialect, a name of `specctl.convert.dialects`.
         out: directory to write.
         target: directory of the target, where the dialect or an open fact needs it.
-        given: facts that the user states.
+        given: facts that the user states; a token map is what the head is cut to.
         allow: names of the losses that are accepted.
-        token_map: file of target ids that the head is cut to.
         is_full_vocabulary: give a cut draft the target's full head again.
         options: how it is written.
     """
     try:
         parts = read_parts(source, target, given, access=options.access)
         entry = find_dialect(to, parts.draft.algorithm)
-        parts, transform = _other_vocabulary(parts, token_map, is_full=is_full_vocabulary)
+        parts, transform = _other_vocabulary(parts, given.token_map, is_full=is_full_vocabulary)
     except DiagnosticError as error:
         return refused(source, None, None, out, error.diagnostics)
-    given_facts = given.by_option() | {
-        "--token-map": None if token_map is None else Path(token_map).name,
-        "--full-vocabulary": is_full_vocabulary or None,
-    }
+    given_facts = given.by_option() | {"--full-vocabulary": is_full_vocabulary or None}
     return write_draft(
         parts,
         entry,

@@ -5,40 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from specctl import checks, formats
+from specctl import checks
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.draft import AuxNumbering, DraftCheckpoint, TargetCheckpoint
+from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.written import Origin
+from specctl.ops.given import Given
 from specctl.ops.load import Loaded, fit, load, located
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
-    """Facts that the user states; None leaves a fact to the files.
-
-    Args:
-        target_name: hub id or path to record as the target.
-        aux_layer_ids: captured layers, counted as `aux_numbering` says.
-    """
-
-    num_speculative_tokens: int | None = None
-    aux_layer_ids: tuple[int, ...] | None = None
-    aux_numbering: AuxNumbering | None = None
-    target_name: str | None = None
-
-    def by_option(self) -> dict[str, object]:
-        """Return option -> value, for the provenance."""
-        ids = None if self.aux_layer_ids is None else list(self.aux_layer_ids)
-        return {
-            "--num-speculative-tokens": self.num_speculative_tokens,
-            "--aux-layer-ids": ids,
-            "--aux-numbering": self.aux_numbering,
-            "--target-name": self.target_name,
-        }
-
-
-NOTHING_GIVEN = Given()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +55,14 @@ def read_parts(
     if loaded.draft is None:
         raise DiagnosticError(_no_draft(loaded))
     if target is None:
-        draft = _with_given(loaded.draft, given)
+        draft = given.added_to(loaded.draft)
         findings = _judged(loaded, draft, ())
         return _parts(loaded, draft, findings)
     other = load(target, access=access)
     pair = fit(loaded, other)
     if pair.draft.draft is None or other.target is None:
         raise DiagnosticError([d for d in pair.diagnostics if d.severity != "info"])
-    draft = _with_given(pair.draft.draft, given)
+    draft = given.added_to(pair.draft.draft)
     findings = _judged(loaded, draft, checks.check_pair(draft, other.target))
     found = located(findings, source, target=target)
     return _parts(loaded, draft, found, other)
@@ -123,7 +96,7 @@ def _parts(
 
 
 def _bundled_parts(loaded: Loaded, bundled: DraftCheckpoint, given: Given) -> Parts:
-    draft = _with_given(bundled, given)
+    draft = given.added_to(bundled)
     return Parts(
         source=loaded.source,
         draft=draft,
@@ -132,15 +105,6 @@ def _bundled_parts(loaded: Loaded, bundled: DraftCheckpoint, given: Given) -> Pa
         is_bundled=True,
         target_source=loaded.source,
         diagnostics=located(_judged(loaded, draft, ()), loaded.source),
-    )
-
-
-def _with_given(draft: DraftCheckpoint, given: Given) -> DraftCheckpoint:
-    return formats.with_given(
-        draft,
-        num_speculative_tokens=given.num_speculative_tokens,
-        aux_layer_ids=given.aux_layer_ids,
-        aux_numbering=given.aux_numbering,
     )
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from specctl import __version__, formats
+from specctl import __version__
 from specctl.checkpoint import DEFAULT_ACCESS, Access
 from specctl.contract.consistency import check_manifest
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
@@ -28,7 +27,8 @@ from specctl.contract.manifest import (
     Sampling,
     Sharing,
 )
-from specctl.draft import DraftCheckpoint, TargetCheckpoint
+from specctl.draft import AuxNumbering, DraftCheckpoint, TargetCheckpoint
+from specctl.ops.given import Given
 from specctl.ops.load import Pair, fit, load, refit
 from specctl.ops.manifest_sections import (
     NO_DRAFT_GEOMETRY,
@@ -51,22 +51,6 @@ DEFAULT_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
-    """Facts that the user states; None leaves a fact to the files.
-
-    Args:
-        token_map: file of allowed target ids.
-        aux_layer_ids: captured layers, counted as `aux_numbering` says.
-        aux_numbering: `output` (0-based layer) or `boundary`; also decides an undecided file.
-    """
-
-    token_map: str | None = None
-    num_speculative_tokens: int | None = None
-    aux_layer_ids: tuple[int, ...] | None = None
-    aux_numbering: Literal["output", "boundary"] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Emission:
     """A manifest and the findings, none of them an error, with which it was written."""
 
@@ -82,7 +66,7 @@ def emit_manifest(
     token_map: str | None = None,
     num_speculative_tokens: int | None = None,
     aux_layer_ids: Sequence[int] | None = None,
-    aux_numbering: Literal["output", "boundary"] | None = None,
+    aux_numbering: AuxNumbering | None = None,
     access: Access = DEFAULT_ACCESS,
 ) -> Manifest:
     """Return the manifest of a target, with or without a draft; see `build_manifest`.
@@ -197,12 +181,6 @@ def _refusal(findings: Sequence[Diagnostic]) -> DiagnosticError:
 
 
 def _unused(given: Given) -> list[Diagnostic]:
-    options = {
-        "--token-map": given.token_map,
-        "--num-speculative-tokens": given.num_speculative_tokens,
-        "--aux-layer-ids": given.aux_layer_ids,
-        "--aux-numbering": given.aux_numbering,
-    }
     return [
         diagnose(
             "SD714",
@@ -211,7 +189,7 @@ def _unused(given: Given) -> list[Diagnostic]:
             expected="a draft as second argument",
             found="none",
         )
-        for name, value in options.items()
+        for name, value in given.by_option().items()
         if value is not None
     ]
 
@@ -219,13 +197,8 @@ def _unused(given: Given) -> list[Diagnostic]:
 def _with_given(
     pair: Pair, facts: DraftCheckpoint, given: Given, token_map: TokenMap | None
 ) -> tuple[Pair, list[Diagnostic]]:
-    changed = formats.with_given(
-        facts,
-        num_speculative_tokens=given.num_speculative_tokens,
-        aux_layer_ids=given.aux_layer_ids,
-        aux_numbering=given.aux_numbering,
-        draft_to_target=None if token_map is None else token_map.ids_target,
-    )
+    ids = None if token_map is None else token_map.ids_target
+    changed = given.added_to(facts, ids_target=ids)
     return refit(pair.draft, pair.target, changed), _overridden(pair.draft.source, facts, changed)
 
 

@@ -37,7 +37,8 @@ from specctl.ops.convert import (
     unused,
 )
 from specctl.ops.convert_report import ConfigChange, ConvertReport, Rename
-from specctl.ops.draft_parts import NOTHING_GIVEN, Parts, read_parts
+from specctl.ops.draft_parts import Parts, read_parts
+from specctl.ops.given import NOTHING_GIVEN
 from specctl.ops.load import located
 
 

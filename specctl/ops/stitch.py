@@ -29,7 +29,8 @@ from specctl.ops.convert import (
     refused,
 )
 from specctl.ops.convert_report import ConvertReport
-from specctl.ops.draft_parts import NOTHING_GIVEN, read_parts
+from specctl.ops.draft_parts import read_parts
+from specctl.ops.given import NOTHING_GIVEN
 from specctl.ops.load import Loaded, load, located
 
 

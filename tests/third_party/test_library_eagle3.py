@@ -9,7 +9,7 @@ import pytest
 
 from specctl.checkpoint import open_checkpoint, write_safetensors
 from specctl.ops.convert import convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from tests.third_party.library import Library
 
 

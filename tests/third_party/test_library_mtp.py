@@ -8,7 +8,7 @@ import pytest
 
 from specctl.checkpoint import open_checkpoint
 from specctl.ops.convert import convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from tests.third_party.library import Library
 
 TARGETS = ("hf-qwen3-next-mtp", "hf-qwen35-mtp", "hf-qwen35-moe-mtp")

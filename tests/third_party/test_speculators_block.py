@@ -15,7 +15,7 @@ import torch
 
 from specctl.checkpoint import open_checkpoint
 from specctl.ops.convert import convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from specctl.ops.load import fit, load
 from tests.reference_block import Shape, block_logits
 from tests.third_party.library import Library

@@ -17,7 +17,7 @@ import torch
 
 from specctl.checkpoint import open_checkpoint
 from specctl.ops.convert import convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from specctl.ops.load import fit, load
 from tests import reference_eagle3
 from tests.third_party.library import Library

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -29,7 +29,8 @@ from specctl.convert.dialects import GGUF_MAP, dialect_lines
 from specctl.formats.written import LOSSES
 from specctl.ops.convert import convert as run_convert
 from specctl.ops.convert_map import write_map
-from specctl.ops.draft_parts import Given, read_parts
+from specctl.ops.draft_parts import read_parts
+from specctl.ops.given import Given
 from specctl.ops.stitch import stitch as run_stitch
 
 
@@ -125,18 +126,37 @@ def convert(
         allow_pickle=allow_pickle,
     )
     if stitch_into is not None:
+        _refuse_unused(
+            "--stitch-into",
+            {
+                "--to": to,
+                "--target": target,
+                "--target-name": target_name,
+                "--allow": allow,
+                "--token-map": token_map,
+                "--full-vocabulary": full_vocabulary,
+                "--num-speculative-tokens": num_speculative_tokens,
+                "--aux-layer-ids": aux_layer_ids,
+                "--aux-numbering": aux_numbering,
+            },
+        )
         answer_report(run_stitch(source, stitch_into, out=out, options=options), as_json=json)
         return
     if to is None:
         raise typer.BadParameter("name a dialect; `--to help` lists them", param_hint="--to")
     given = Given(
+        token_map=token_map,
         num_speculative_tokens=num_speculative_tokens,
         aux_layer_ids=parse_layer_ids(aux_layer_ids),
         aux_numbering=None if aux_numbering is None else aux_numbering.value,
         target_name=target_name,
     )
+    if token_map is not None:
+        _refuse_unused("--token-map", {"--full-vocabulary": full_vocabulary})
     losses = known_losses(allow or ())
     if to == GGUF_MAP:
+        unused = {"--token-map": token_map, "--full-vocabulary": full_vocabulary}
+        _refuse_unused(f"--to {GGUF_MAP}", unused)
         parts = read_parts(source, target, given, access=options.access)
         answer_report(write_map(parts, out=out, allow=losses, options=options), as_json=json)
         return
@@ -147,11 +167,17 @@ def convert(
         target=target,
         given=given,
         allow=losses,
-        token_map=token_map,
         is_full_vocabulary=full_vocabulary,
         options=options,
     )
     answer_report(report, as_json=json)
+
+
+def _refuse_unused(chosen: str, options: Mapping[str, object]) -> None:
+    """Refuse options that would have no effect beside the one that was chosen."""
+    for name, value in options.items():
+        if value:
+            raise typer.BadParameter(f"it has no effect with `{chosen}`", param_hint=name)
 
 
 def known_losses(names: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from specctl.cli.shared_options import (
     parse_layer_ids,
 )
 from specctl.contract.codec import dump_manifest, manifest_json_schema
-from specctl.ops.emit_manifest import Given, build_manifest
+from specctl.ops.emit_manifest import build_manifest
+from specctl.ops.given import Given
 
 
 def manifest(

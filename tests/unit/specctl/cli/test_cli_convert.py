@@ -126,3 +126,21 @@ def test_stitching_and_the_map_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (Path(out) / "config.json").read_bytes() == (Path(target) / "config.json").read_bytes()
     assert run(["convert", DRAFT, "--to", "gguf-map", "-o", ids, "--allow", "t2d"]) == 0
     assert json.loads(Path(ids).read_text())["keys"]["eagle3.extract_layers"] == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "unused"),
+    [
+        (["--stitch-into", DRAFT], ["--to", "specforge"]),
+        (["--stitch-into", DRAFT], ["--gamma", "3"]),
+        (["--to", "gguf-map"], ["--full-vocabulary"]),
+        (["--to", "specforge", "--token-map", "map.json"], ["--full-vocabulary"]),
+    ],
+)
+def test_an_option_without_effect_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chosen: list[str], unused: list[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert run(["convert", DRAFT, *chosen, *unused, "-o", out]) == 2
+    assert f"has no effect with `{chosen[-2]}" in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []

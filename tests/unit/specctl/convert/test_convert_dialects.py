@@ -12,7 +12,7 @@ from specctl.convert.dialects import ALIASES, dialect_names, writable_formats
 from specctl.formats.registry import BY_NAME
 from specctl.ops.convert import Options, convert
 from specctl.ops.convert_report import ConvertReport
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from specctl.ops.load import load
 from specctl.ops.validate import validate
 
@@ -195,7 +195,11 @@ def token_map(tmp_path: Path, ids: list[int] = IDS) -> str:
 def test_a_token_map_gathers_rows_of_the_drafts_head(tmp_path: Path) -> None:
     start, out = source("speculators-eagle3-identity"), tmp_path / "out"
     report = convert(
-        start, to="speculators", out=str(out), target=TINY, token_map=token_map(tmp_path)
+        start,
+        to="speculators",
+        out=str(out),
+        target=TINY,
+        given=Given(token_map=token_map(tmp_path)),
     )
     assert (report.state, errors(report)) == ("written", [])
     before, after = read_weights(Path(start)), read_weights(out)
@@ -218,7 +222,11 @@ def test_rows_of_the_targets_head_come_back_as_the_full_head(tmp_path: Path) -> 
     cut, full = tmp_path / "cut", tmp_path / "full"
     start = source("speculators-eagle3-no-head")
     report = convert(
-        start, to="speculators", out=str(cut), target=TINY, token_map=token_map(tmp_path)
+        start,
+        to="speculators",
+        out=str(cut),
+        target=TINY,
+        given=Given(token_map=token_map(tmp_path)),
     )
     assert (report.state, errors(report)) == ("written", [])
     report = convert(
@@ -254,7 +262,7 @@ def test_a_map_that_cannot_be_applied(tmp_path: Path, name: str, ids: list[int],
         source(name),
         to="speculators",
         out=str(tmp_path / "out"),
-        token_map=token_map(tmp_path, ids),
+        given=Given(token_map=token_map(tmp_path, ids)),
     )
     assert errors(report) == [code]
 

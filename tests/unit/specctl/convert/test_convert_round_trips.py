@@ -16,7 +16,7 @@ from convert_files import CHECKPOINTS, ROOT, config_of, read_weights
 
 from specctl.formats.registry import BY_NAME
 from specctl.ops.convert import Options, convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from specctl.ops.load import load
 from specctl.ops.normalize import normalize
 

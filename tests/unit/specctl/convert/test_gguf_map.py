@@ -10,7 +10,8 @@ from convert_files import CHECKPOINTS
 from specctl.ops.convert import Options
 from specctl.ops.convert_map import write_map
 from specctl.ops.convert_report import ConvertReport
-from specctl.ops.draft_parts import NOTHING_GIVEN, read_parts
+from specctl.ops.draft_parts import read_parts
+from specctl.ops.given import NOTHING_GIVEN
 from specctl.ops.load import load
 
 TARGET = str(CHECKPOINTS / "hf-llama-clean")

@@ -11,7 +11,7 @@ from convert_files import CHECKPOINTS, config_of, names_in, read_weights
 from specctl.checkpoint import open_checkpoint, write_safetensors
 from specctl.ops.convert import Options, convert
 from specctl.ops.convert_report import ConvertReport
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from specctl.ops.load import load
 from specctl.ops.stitch import stitch
 

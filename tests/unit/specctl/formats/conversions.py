@@ -13,7 +13,7 @@ from specctl.checkpoint import Checkpoint, open_checkpoint
 from specctl.draft import DraftCheckpoint
 from specctl.ops.convert import convert
 from specctl.ops.convert_report import ConvertReport
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from tests.unit.specctl.formats.edits import CHECKPOINTS
 
 EXPECTED = yaml.safe_load((CHECKPOINTS.parent / "expected.yaml").read_text("utf-8"))

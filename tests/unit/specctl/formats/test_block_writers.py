@@ -13,7 +13,7 @@ from specctl.checkpoint import open_checkpoint
 from specctl.draft import DraftCheckpoint
 from specctl.ops.convert import convert
 from specctl.ops.convert_report import ConvertReport
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from tests.unit.specctl.formats.edits import CHECKPOINTS
 
 TARGET = CHECKPOINTS / "hf-llama-tiny"

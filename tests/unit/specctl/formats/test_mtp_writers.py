@@ -21,7 +21,7 @@ from specctl.formats.written import (
     num_bytes,
 )
 from specctl.ops.convert import convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from specctl.ops.load import load
 from tests.unit.specctl.formats.edits import CHECKPOINTS, draft, opened, target
 from tests.unit.specctl.formats.test_mtp_families import BUNDLED

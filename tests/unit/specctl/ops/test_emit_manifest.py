@@ -13,7 +13,8 @@ from specctl.contract.consistency import fact_paths
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import find_origin
 from specctl.contract.vocabulary_map import map_digest
-from specctl.ops.emit_manifest import Given, build_manifest, emit_manifest
+from specctl.ops.emit_manifest import build_manifest, emit_manifest
+from specctl.ops.given import Given
 from specctl.ops.inspect import inspect
 from specctl.ops.manifest_sections import portable_path
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specctl.ops.convert import convert
-from specctl.ops.draft_parts import Given
+from specctl.ops.given import Given
 from specctl.ops.inspect import inspect
 from specctl.ops.load import load
 from specctl.ops.stitch import stitch
