@@ -7,6 +7,7 @@ neither typer nor a command. Only public names of typer are used.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    if sys.stdout is None:  # closed by the caller, who wants the exit status only
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
@@ -37,7 +43,9 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit status."""
     try:
-        return _dispatch(list(arguments))
+        status = _dispatch(list(arguments))
+        sys.stdout.flush()  # while a failure can still be said
+        return status
     except KeyboardInterrupt:
         output.talk("interrupted")
         return EXIT_INTERRUPTED
@@ -159,6 +167,10 @@ def _report(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("specctl"):
         output.talk(f"error: the Python package `{error.name}` is not installed")
         output.talk("   help: `specctl doctor` names the command that installs it")
+        return EXIT_USAGE
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  (its buffer cannot be flushed)
+        output.talk(f"error: the answer cannot be written: {error.strerror}")
         return EXIT_USAGE
     output.talk(f"internal fault: {type(error).__name__}: {error}")
     output.talk("   This is a defect of specctl, not of your files. Please report it with the")

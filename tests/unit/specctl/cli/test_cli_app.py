@@ -199,6 +199,21 @@ def test_closed_pipe_is_silent() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", ["--version", "explain"])  # one line, and a long text
+def test_a_full_disk_under_the_answer_is_not_our_fault(arguments: str) -> None:
+    script = f"{sys.executable} -m specctl {arguments} > /dev/full"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr == "error: the answer cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
+def test_closed_streams_leave_the_exit_status() -> None:
+    script = f"{sys.executable} -m specctl explain SD101 >&- 2>&-; echo $?"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 def test_a_wrong_choice_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["validate", "somewhere", "--format", "jsn"]) == 2
     (line, *_) = capsys.readouterr().err.splitlines()
