@@ -12,7 +12,7 @@ ORIGINS: Mapping[str, str] = {
 """Origin of an embedding or head -> words."""
 
 OUTCOMES: Mapping[str, str] = {
-    "loads": "loads; nothing is known against it",
+    "loads": "nothing is known against it",
     "wrong": "loads, runs wrong",
     "refused": "refused",
 }

@@ -21,6 +21,7 @@ from specctl.verdicts.rule import Facts, Rule
 _ALGOS = "vllm/transformers_utils/configs/speculators/algos.py"
 _EAGLE3 = "vllm/model_executor/models/llama_eagle3.py"
 _ALL = "0.24.0 to 0.33.0"
+_WITHOUT_MTP = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def _type(*names: str) -> frozenset[str]:
@@ -323,6 +324,17 @@ VLLM_RULES: tuple[Rule, ...] = (
         applies=is_plain_in_quantized,
         reason="the prediction layers are built with the target's quantization and stored plain",
         source="vLLM issues 43304 and 47792",
+    ),
+    Rule(
+        name="vllm-mtp-no-class",
+        engine="vllm",
+        outcome="refused",
+        versions="main at 002e77c1 (2026)",
+        is_current=True,
+        applies=lambda f: f.draft.algorithm == "mtp" and f.top("model_type") in _WITHOUT_MTP,
+        reason="no class holds prediction layers of the dense llama, mistral, qwen2 and qwen3 "
+        "families",
+        source="vllm/config/speculative.py hf_config_override",
     ),
     Rule(
         name="vllm-medusa-removed",

@@ -61,6 +61,7 @@ CASES: dict[str, Case] = {
     "vllm-eagle-bias": case("eagle-bias"),
     "vllm-eagle3-bias-denied": case("safeailab-eagle3-qkv-bias", {"attention_bias": False}),
     "vllm-mtp-quantized-config": case("hf-llama-fp8-mtp-forgotten"),
+    "vllm-mtp-no-class": case("deepseek-mtp-clean"),
     "vllm-medusa-removed": case("medusa-clean"),
     "vllm-no-class": case("hydra-clean"),
     "sglang-speculators": case(EAGLE3),
