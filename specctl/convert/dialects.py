@@ -87,7 +87,8 @@ def find_dialect(name: str, algorithm: Algorithm) -> Format:
     entry = BY_NAME.get(ALIASES[name].get(algorithm, "") if name in ALIASES else name)
     if entry is not None and entry.write is not None and entry.algorithm == algorithm:
         return entry
-    fitting = [e.name for e in writable_formats() if e.algorithm == algorithm]
+    fitting = [alias for alias, formats in ALIASES.items() if algorithm in formats]
+    fitting += [e.name for e in writable_formats() if e.algorithm == algorithm]
     if name not in dialect_names():
         message = f"`{name}` is no dialect"
     else:
