@@ -166,6 +166,8 @@ def _check_embedding(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterat
 def _check_head(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
     if draft.has_own_head or draft.is_head_tied or draft.algorithm in _HEAD_ELSEWHERE:
         return
+    if not draft.tensors:
+        return  # no weight file was read, which is the finding
     if None not in (draft.hidden_size, target.hidden_size) and (
         draft.hidden_size != target.hidden_size
     ):

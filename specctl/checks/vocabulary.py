@@ -13,6 +13,7 @@ from specctl.checkpoint import tensor_place
 from specctl.checkpoint.config_sections import model_sections
 from specctl.checks.places import fact_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.file_names import TOKENIZER
 from specctl.contract.manifest import TensorRef
 from specctl.contract.map_encoding import decide_map_encoding
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
@@ -62,7 +63,7 @@ def check_target_ids(target: TargetCheckpoint) -> Iterator[Diagnostic]:
     if entries is not None and rows is not None and entries > rows:
         yield diagnose(
             "SD415",
-            where="tokenizer.json",
+            where=TOKENIZER,
             message=f"the tokenizer has {entries} entries and the embedding {rows} rows",
             expected=f"at most {rows}",
             found=entries,
@@ -151,6 +152,8 @@ def _check_lengths(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
 def _check_presence(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
     if draft.map_kind != "reduced" or "d2t" in draft.tensors or draft.draft_to_target is not None:
         return
+    if not draft.tensors:
+        return  # no weight file was read, which is the finding
     ours, theirs = draft.draft_vocab_size, draft.target_vocab_size
     has_mask = "t2d" in draft.tensors
     yield diagnose(

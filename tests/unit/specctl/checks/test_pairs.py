@@ -51,6 +51,15 @@ def test_a_target_of_another_family_and_the_same_widths_is_named() -> None:
         assert "SD330" not in codes(checks.check_pair(silent, target(LLAMA)))
 
 
+def test_a_draft_whose_file_cannot_be_read_lacks_nothing(tmp_path: Path) -> None:
+    broken = tmp_path / "draft"
+    shutil.copytree(CHECKPOINTS / EAGLE3, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
+    found = fit(load(str(broken)), load(str(CHECKPOINTS / LLAMA))).diagnostics
+    assert codes(found) == ["SD101"]
+
+
 def _with_rope(decoder: Decoder, rope: Rope) -> Decoder:
     return msgspec.structs.replace(decoder, rope=rope)
 
