@@ -24,15 +24,11 @@ from specctl.checkpoint.sources.opening import open_store
 from specctl.checkpoint.sources.store import PREFETCH_FILES, FileStore, Needed
 from specctl.checkpoint.tensor_entry import TensorEntry, printable
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.contract.file_names import CONFIG, INDEX, PICKLE_INDEX, PICKLE_SINGLE, SINGLE
 from specctl.contract.findings import Findings
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import WeightFile
 
-CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLE_SINGLE = "pytorch_model.bin"
-PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE_HEADS = ("medusa_lm_head.pt", "hydra_lm_head.pt")  # what these two projects name their file
 
 _FileReader = Callable[[FileStore, str, Findings], tuple[list[TensorEntry], WeightFile | None]]

@@ -11,11 +11,11 @@ from specctl.checkpoint import Checkpoint
 from specctl.checkpoint.config_sections import TEXT_SECTIONS, model_sections
 from specctl.checks.quantization import Stored, check_quantization
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.file_names import MASK_EMBEDDING, PICKLE_INDEX, PICKLE_SINGLE
 from specctl.contract.findings import capped
 
-MASK_FILE = "mask_embedding.pt"
 _COMMON_NAMES = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors")
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_PICKLES = (PICKLE_SINGLE, PICKLE_INDEX)
 _TIE = "tie_word_embeddings"
 
 
@@ -81,11 +81,11 @@ def _check_other_container(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _check_mask_file(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    if MASK_FILE in checkpoint.file_names:
+    if MASK_EMBEDDING in checkpoint.file_names:
         yield diagnose(
             "SD417",
-            where=MASK_FILE,
-            message=f"`{MASK_FILE}` holds the vector of the mask token; it is part of the draft",
+            where=MASK_EMBEDDING,
+            message=f"`{MASK_EMBEDDING}` holds the mask token's vector; it is part of the draft",
         )
 
 

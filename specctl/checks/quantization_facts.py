@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint.config_sections import model_sections
+from specctl.contract.file_names import QUANTIZATION
 
-SIDE_FILE = "hf_quant_config.json"
 _KEYS = ("quantization_config", "compression_config")
 _IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 FUSED: Mapping[str, tuple[str, ...]] = {
@@ -64,7 +64,7 @@ def declared_in_config(config: Mapping[str, object]) -> tuple[Declared, ...]:
 def declared_beside(side: Mapping[str, object] | None) -> Declared | None:
     """Return the statement of `hf_quant_config.json`, None without one."""
     data = None if side is None else side.get("quantization")
-    return _declared(data, f"{SIDE_FILE}#/quantization") if isinstance(data, Mapping) else None
+    return _declared(data, f"{QUANTIZATION}#/quantization") if isinstance(data, Mapping) else None
 
 
 def _declared(data: Mapping[str, object], where: str) -> Declared:

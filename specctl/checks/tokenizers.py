@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
-
-PLACE = "tokenizer.json"
+from specctl.contract.file_names import TOKENIZER
 
 
 def check_tokenizers(draft: Mapping[str, int], target: Mapping[str, int]) -> Iterator[Diagnostic]:
@@ -26,7 +25,7 @@ def check_tokenizers(draft: Mapping[str, int], target: Mapping[str, int]) -> Ite
         first = min(different)
         yield diagnose(
             "SD419",
-            where=PLACE,
+            where=TOKENIZER,
             message=f"{len(different)} ids stand for other tokens than in the target's tokenizer, "
             f"the first is id {first}",
             expected=repr(theirs[first])[:80],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.file_names import CONFIG, TOKENIZER
 from specctl.contract.fingerprint import digest_bytes
 from specctl.contract.manifest import Draft, Manifest, Target, WeightFile
 
@@ -40,7 +41,7 @@ def verify_digests(manifest: Manifest, manifest_dir: Path) -> tuple[Diagnostic, 
     target = manifest.target
     findings = _check_section("target", target, manifest_dir)
     if target.tokenizer_digest is not None and not findings:
-        path = resolve_source(target.source, manifest_dir) / "tokenizer.json"
+        path = resolve_source(target.source, manifest_dir) / TOKENIZER
         findings += _check_bytes(path, target.tokenizer_digest, "manifest#/target/tokenizer_digest")
     draft = manifest.draft
     if draft is not None:
@@ -78,7 +79,7 @@ def _check_source(
     pointer = f"manifest#/{section}/source"
     if not directory.is_dir():
         return [_missing(directory, pointer, "a directory")]
-    findings = _check_bytes(directory / "config.json", config_digest, pointer)
+    findings = _check_bytes(directory / CONFIG, config_digest, pointer)
     for file in files:
         findings += _check_weights(directory / file.file, file, f"manifest#/{section}/files")
     return findings

@@ -15,6 +15,7 @@ from specctl.checkpoint import digest_file, source_directory
 from specctl.contract.codec import load_manifest
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.digests import resolve_source as resolve_manifest_path
+from specctl.contract.file_names import TOKENIZER
 from specctl.ops.token_map_report import MapChoice, TokenMapReport, make_report, provenance
 from specctl.tokenmap.counting import (
     Counter,
@@ -43,7 +44,6 @@ from specctl.tokenmap.split import (
 
 MANIFEST = "manifest.yaml"
 OUTPUT = "token-map"
-TOKENIZER_FILE = "tokenizer.json"
 
 Progress = Callable[[Literal["reading", "counting"], int, int], None]
 """Called with the phase, the bytes done and about the bytes in total, of that phase."""
@@ -112,7 +112,7 @@ def find_tokenizer(source: str | Path | None) -> Path:
     if source is not None:
         path = Path(source).expanduser()
         directory = path.parent if path.is_file() else source_directory(source)
-        name = path.name if path.is_file() else TOKENIZER_FILE
+        name = path.name if path.is_file() else TOKENIZER
         return _existing(directory / name, f"--tokenizer {source}")
     manifest_path = Path(MANIFEST)
     if not manifest_path.is_file():
@@ -127,7 +127,7 @@ def find_tokenizer(source: str | Path | None) -> Path:
         )
     manifest = load_manifest(manifest_path)
     directory = resolve_manifest_path(manifest.target.source, manifest_path.parent)
-    return _existing(directory / TOKENIZER_FILE, f"{MANIFEST}#/target/source")
+    return _existing(directory / TOKENIZER, f"{MANIFEST}#/target/source")
 
 
 def _target_vocab_size(loaded: LoadedTokenizer, target: TargetIds) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from specctl.checkpoint import Checkpoint, TensorEntry
-from specctl.checks.files import MASK_FILE
 from specctl.checks.likeness import Table, check_likeness, check_mask_row
 from specctl.checks.numerics import Reading, check_numbers
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.contract.manifest import TensorRef
 from specctl.draft import DraftCheckpoint
 from specctl.ops.load import Loaded, located
@@ -65,7 +65,7 @@ def _reading(loaded: Loaded, target: Loaded | None) -> Reading:
         roles=roles,
         num_real_rows=_real_rows(loaded, target),
         mask_token_id=None if draft is None else draft.mask_token_id,
-        has_mask_file=MASK_FILE in loaded.checkpoint.file_names,
+        has_mask_file=MASK_EMBEDDING in loaded.checkpoint.file_names,
     )
 
 
@@ -101,7 +101,7 @@ def _beside_target(
             yield from check_likeness(role, ours, other, ids)
     embedding = _table(target.checkpoint, target.target.embedding)
     if embedding is not None and not draft.has_own_embedding and draft.mask_token_id is not None:
-        has_file = MASK_FILE in checkpoint.file_names
+        has_file = MASK_EMBEDDING in checkpoint.file_names
         yield from () if has_file else check_mask_row(embedding, draft.mask_token_id)
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specctl.contract.file_names import CONFIG
+
 _YAML = (".yaml", ".yml")
 EXPECTATION_NAME = "expected.yaml"
 _WEIGHT_SUFFIXES = (
@@ -110,7 +112,7 @@ def _is_walkable(path: Path) -> bool:
 def is_checkpoint(directory: Path) -> bool:
     """Tell whether a directory holds a config or weights itself."""
     return any(
-        name == "config.json" or name.endswith(_WEIGHT_SUFFIXES)
+        name == CONFIG or name.endswith(_WEIGHT_SUFFIXES)
         for name, is_directory in _entries(directory)
         if not is_directory
     )

@@ -26,6 +26,7 @@ from specctl.checkpoint import (
 from specctl.checkpoint.sources.hub import pinned_source
 from specctl.contract.codec import dump_manifest, load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Draft, Manifest, Target, TensorRef, WeightFile
 
 _HUB_SOURCE = re.compile(rb"""source["']?\s*:\s*["']?(hf|ms):""")
@@ -135,7 +136,7 @@ def _changed_files(
     name: str, section: Target | Draft, checkpoint: Checkpoint
 ) -> Iterator[Diagnostic]:
     there = {file.file: file for file in checkpoint.files}
-    facts = [("config.json", section.config_digest, checkpoint.config_digest)]
+    facts = [(CONFIG, section.config_digest, checkpoint.config_digest)]
     for file in section.files:
         now = there.get(file.file)
         facts.append((file.file, _summary(file), None if now is None else _summary(now)))

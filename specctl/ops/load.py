@@ -13,12 +13,12 @@ import msgspec
 
 from specctl import checks, formats
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
-from specctl.checks.quantization_facts import SIDE_FILE
 from specctl.checks.tokenizers import check_tokenizers
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.file_names import QUANTIZATION, TOKENIZER
 from specctl.contract.findings import capped
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
-from specctl.formats.tokenizer import TOKENIZER, token_ids
+from specctl.formats.tokenizer import token_ids
 
 _IN_TARGET = "target "
 _ALL_TENSORS = ("tensor names", "tensor headers")
@@ -105,7 +105,7 @@ def _of_files(checkpoint: Checkpoint, bundled: DraftCheckpoint | None) -> tuple[
     """Return what the tensor table and the file names show whatever the format."""
     own = () if bundled is None else (ref.key for ref in bundled.tensors.values())
     try:
-        side = checkpoint.json_file(SIDE_FILE)
+        side = checkpoint.json_file(QUANTIZATION)
     except DiagnosticError as error:
         return error.diagnostics
     return checks.check_files(checkpoint, side=side, draft_keys=frozenset(own))

@@ -14,6 +14,7 @@ import msgspec
 from specctl import formats
 from specctl.checkpoint import open_checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
+from specctl.contract.file_names import CONFIG
 from specctl.convert.engine import Plan
 from specctl.convert.provenance import provenance_record
 from specctl.convert.stitch import stitched_config, stitched_layout, target_side_files
@@ -128,7 +129,7 @@ def _widths(draft: DraftCheckpoint, target: TargetCheckpoint) -> list[Diagnostic
     return [
         diagnose(
             "SD611",
-            where="config.json",
+            where=CONFIG,
             message=f"the layers have another {name} than the target",
             expected=right,
             found=left,

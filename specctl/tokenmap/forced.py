@@ -19,16 +19,13 @@ from specctl.checkpoint.config_sections import model_sections
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources import LocalStore
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.file_names import CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
 from specctl.contract.findings import Findings
 from specctl.tokenmap.counting import LoadedTokenizer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-CHAT_TEMPLATE = "chat_template.jinja"
 
 _MAX_TEMPLATE_BYTES = 4 << 20
 # <|reserved_special_token_7|>, <unused3>, [control_8], <|dummy_0|>, <extra_id_1>, <|endofprompt1|>

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from specctl.checkpoint.sources.hub import HubError, HubName, Listing, Reply, Trouble, status_error
+from specctl.contract.file_names import CONFIG, INDEX, PICKLE_SINGLE, SINGLE
 
-_MARKERS = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+_MARKERS = (CONFIG, SINGLE, INDEX, PICKLE_SINGLE)
 _HTTP_LIBRARIES = ("httpx", "httpx2")
 
 
