@@ -95,11 +95,15 @@ def run_arm(arm: str, path: Path) -> Figure:
 Rows = Mapping[tuple[str, str], list[Figure]]
 
 
+def path_of(folder: Path, label: str) -> Path:
+    return folder / label.replace(", ", "-")
+
+
 def measure(folder: Path, runs: int) -> Rows:
     """Return (shape, arm) -> figures, one round over all rows after another."""
-    paths = {label: folder / label.replace(", ", "-") for label in SHAPES}
-    for label, path in paths.items():
-        SHAPES[label](path)
+    paths = {label: path_of(folder, label) for label in SHAPES}
+    # In a process of its own: a child's peak counts the pages of the parent that started it.
+    subprocess.run([sys.executable, __file__, "--build", str(folder)], check=True)
     keys = [(label, arm) for label in SHAPES for arm in ARMS]
     for label, arm in keys:
         run_arm(arm, paths[label])
@@ -169,10 +173,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10, help="processes of each row")
     parser.add_argument("--write", action="store_true", help="write the page beside this script")
+    parser.add_argument("--build", metavar="DIR", help="make the checkpoints in a folder")
     parser.add_argument("--report", metavar="DIR", help="measure one report in this process")
     arguments = parser.parse_args()
     if arguments.report:
         report_once(arguments.report)
+        return
+    if arguments.build:
+        for label, build in SHAPES.items():
+            build(path_of(Path(arguments.build), label))
         return
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
