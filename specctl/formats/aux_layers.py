@@ -15,6 +15,8 @@ from specctl.draft import AuxNumbering
 from specctl.formats.fields import Fields
 
 OTHER_KEY = "target_layer_ids"
+OTHER_KEYS = (OTHER_KEY, "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+OTHER_SECTIONS = ("dflash_config", "dspark_config", "eagle_config")
 DEFAULT_NUM_STATES = 3
 DEFAULT_RULE = "format default: boundaries [2, n//2, n-3] of n target layers"
 
@@ -100,20 +102,26 @@ def read_output_ids(fields: Fields, key: str) -> AuxFacts:
 
 
 def _report_other_list(fields: Fields, key: str, ids: tuple[int, ...]) -> None:
-    """Report SD208 for a second list of captured layers that means others than `ids`.
+    """Report SD208 for every other list of captured layers that means others than `ids`.
 
-    Converters leave `target_layer_ids`, outputs or boundaries, beside the format's own list.
+    Converters leave lists of other dialects, outputs or boundaries, beside the format's own one;
+    those of `OTHER_SECTIONS` are looked at and not read, so that they stay unknown fields (SD211).
     """
     known = (list(ids), list(to_canonical(ids, "boundary")))
-    other = fields.raw(OTHER_KEY)
-    if other is not None and other not in known:
-        fields.findings.add(
-            "SD208",
-            where=fields.where(OTHER_KEY),
-            message=f"`{OTHER_KEY}` names other captured layers than `{key}`",
-            expected=f"{known[0]} (boundaries) or {known[1]} (outputs)",
-            found=other,
-        )
+    others = [(OTHER_KEY, fields.raw(OTHER_KEY))]
+    for name in OTHER_SECTIONS:
+        section = fields.data.get(name)
+        if isinstance(section, dict):
+            others += [(f"{name}/{inner}", section.get(inner)) for inner in OTHER_KEYS]
+    for place, other in others:
+        if other is not None and other not in known:
+            fields.findings.add(
+                "SD208",
+                where=fields.where(place),
+                message=f"`{place.replace('/', '.')}` names other captured layers than `{key}`",
+                expected=f"{known[0]} (boundaries) or {known[1]} (outputs)",
+                found=other,
+            )
 
 
 def open_default(fields: Fields, key: str) -> AuxFacts:

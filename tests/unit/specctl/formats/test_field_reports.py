@@ -70,6 +70,13 @@ def test_c009_a_second_list_of_layers_must_mean_the_same_ones() -> None:
         "[1, 3]",
     )
     assert "SD208" in all_codes(draft(EAGLE3, {"target_layer_ids": [0, 1, 2]}))
+    for section in ("dflash_config", "dspark_config", "eagle_config"):
+        same = draft(name, {section: {"target_layer_ids": [0, 1, 3, 5, 6]}})
+        assert "SD208" not in all_codes(same)
+        found = only(draft(name, {section: {"target_layer_ids": [1, 3]}}).diagnostics, "SD208")
+        assert found.where == f"config.json#/{section}/target_layer_ids"
+    inner = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
+    assert "SD208" in all_codes(draft(EAGLE3, inner))
 
 
 def test_c013_the_index_decides_and_the_stray_file_is_named() -> None:
