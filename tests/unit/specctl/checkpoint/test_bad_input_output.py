@@ -90,11 +90,12 @@ def commands(folder: Path, name: str) -> dict[str, list[str]]:
     return {
         "manifest": ["manifest", str(TARGET), str(DRAFT), "-o", out],
         "page": ["inspect", str(DRAFT), "--html", out],
+        "normalize": ["normalize", str(DRAFT), "-o", out],
         "convert": ["convert", str(DRAFT), "--to", "specforge", "--target", str(TARGET), "-o", out],
     }
 
 
-KINDS = ("manifest", "page", "convert")
+KINDS = ("manifest", "page", "convert", "normalize")
 
 
 @pytest.mark.parametrize("kind", KINDS)
