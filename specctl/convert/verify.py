@@ -12,6 +12,7 @@ from pathlib import Path
 from specctl import checks, formats
 from specctl.checkpoint import open_checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.file_names import QUANTIZATION
 from specctl.contract.manifest import TensorRef
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.written import Copy, Joined, Rows, Span, TensorSource, Written
@@ -103,7 +104,9 @@ def check_written(
     found = formats.read_draft(checkpoint, detection)
     if target is not None:
         found = formats.complete_draft(found, target)
-    check_same_facts(expected, found, checkpoint.diagnostics, losses=losses)
+    side = checkpoint.json_file(QUANTIZATION)
+    files = checks.check_files(checkpoint, side=side)  # a scale must still fit its weight
+    check_same_facts(expected, found, (*checkpoint.diagnostics, *files), losses=losses)
     return found
 
 

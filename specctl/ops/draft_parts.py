@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from specctl import checks
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint
+from specctl.checks.quantization import Stored, check_quantization
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.file_names import QUANTIZATION
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.written import Origin
 from specctl.ops.given import Given
-from specctl.ops.load import Loaded, fit, load, located
+from specctl.ops.load import Loaded, file_findings, fit, load, located, refit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,23 +58,33 @@ def read_parts(
         raise DiagnosticError(_no_draft(loaded))
     if target is None:
         draft = given.added_to(loaded.draft)
-        findings = _judged(loaded, draft, ())
-        return _parts(loaded, draft, findings)
+        findings = _judged(loaded, draft, file_findings(loaded.checkpoint))
+        return _parts(loaded, draft, located(findings, source))
     other = load(target, access=access)
     pair = fit(loaded, other)
     if pair.draft.draft is None or other.target is None:
         raise DiagnosticError([d for d in pair.diagnostics if d.severity != "info"])
     draft = given.added_to(pair.draft.draft)
-    findings = _judged(loaded, draft, checks.check_pair(draft, other.target))
-    found = located(findings, source, target=target)
-    return _parts(loaded, draft, found, other)
+    return _parts(loaded, draft, refit(loaded, other, draft).diagnostics, other)
 
 
 def _judged(
-    loaded: Loaded, draft: DraftCheckpoint, pair: Iterable[Diagnostic]
+    loaded: Loaded, draft: DraftCheckpoint, files: Iterable[Diagnostic]
 ) -> tuple[Diagnostic, ...]:
     own = (*draft.diagnostics, *checks.check_draft(draft))
-    return (*loaded.checkpoint.diagnostics, *loaded.detection.diagnostics, *own, *pair)
+    return (*loaded.checkpoint.diagnostics, *loaded.detection.diagnostics, *own, *files)
+
+
+def _slice_errors(loaded: Loaded, bundled: DraftCheckpoint) -> Iterator[Diagnostic]:
+    """Yield the errors of quantised prediction layers; the trunk's are no matter of the draft."""
+    keys = {ref.key for ref in bundled.tensors.values()}
+    stored = Stored(
+        config=loaded.checkpoint.config or {},
+        side=loaded.checkpoint.json_file(QUANTIZATION),
+        tensors={key: entry for key, entry in loaded.checkpoint.tensors.items() if key in keys},
+        draft_keys=frozenset(),
+    )
+    yield from (d for d in check_quantization(stored) if d.severity == "error")
 
 
 def _parts(
@@ -91,7 +103,7 @@ def _parts(
         checkpoints=checkpoints,
         is_bundled=False,
         target_source=None if other is None else other.source,
-        diagnostics=located(findings, loaded.source) if other is None else findings,
+        diagnostics=findings,
     )
 
 
@@ -104,7 +116,7 @@ def _bundled_parts(loaded: Loaded, bundled: DraftCheckpoint, given: Given) -> Pa
         checkpoints={"draft": loaded.checkpoint, "target": loaded.checkpoint},
         is_bundled=True,
         target_source=loaded.source,
-        diagnostics=located(_judged(loaded, draft, ()), loaded.source),
+        diagnostics=located(_judged(loaded, draft, _slice_errors(loaded, draft)), loaded.source),
     )
 
 
@@ -118,4 +130,4 @@ def _no_draft(loaded: Loaded) -> tuple[Diagnostic, ...]:
         expected="a draft, or a target with one",
         found="target",
     )
-    return (finding,)
+    return (*(d for d in loaded.diagnostics if d.severity == "error"), finding)

@@ -89,7 +89,7 @@ def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
     except DiagnosticError as error:
         known = set(findings)
         findings += [d for d in error.diagnostics if d not in known]
-    findings += _of_files(checkpoint, bundled)
+    findings += file_findings(checkpoint, bundled)
     return Loaded(
         source=source,
         checkpoint=checkpoint,
@@ -101,8 +101,15 @@ def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
     )
 
 
-def _of_files(checkpoint: Checkpoint, bundled: DraftCheckpoint | None) -> tuple[Diagnostic, ...]:
-    """Return what the tensor table and the file names show whatever the format."""
+def file_findings(
+    checkpoint: Checkpoint, bundled: DraftCheckpoint | None = None
+) -> tuple[Diagnostic, ...]:
+    """Return what the tensor table and the file names show whatever the format.
+
+    Args:
+        checkpoint: the opened files.
+        bundled: prediction layers among the tensors of a target.
+    """
     own = () if bundled is None else (ref.key for ref in bundled.tensors.values())
     try:
         side = checkpoint.json_file(QUANTIZATION)
@@ -148,7 +155,7 @@ def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
         *loaded.detection.diagnostics,
         *completed.diagnostics,
         *checks.check_draft(completed),
-        *_of_files(loaded.checkpoint, None),
+        *file_findings(loaded.checkpoint),
         *checks.check_pair(completed, target.target),
         *_of_tokenizers(loaded.checkpoint, target.checkpoint),
         *checks.check_inheritance(loaded.checkpoint.config or {}, target.checkpoint.config or {}),

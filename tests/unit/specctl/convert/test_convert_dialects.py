@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from specctl.ops.convert import Options, convert
 from specctl.ops.convert_report import ConvertReport
 from specctl.ops.given import Given
 from specctl.ops.load import load
+from specctl.ops.normalize import normalize
 from specctl.ops.validate import validate
 
 GAMMA = Given(num_speculative_tokens=4)
@@ -146,6 +148,35 @@ def test_a_broken_source_is_not_converted(tmp_path: Path) -> None:
     assert report.state == "refused"
     assert "SD501" in errors(report)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "target"),
+    [
+        ("speculators-eagle3-fp8-scale-missing", "SD511", None),
+        ("speculators-eagle3-fp8-scale-shape", "SD513", None),
+        ("speculators-eagle3-fp8-undeclared", "SD515", None),
+        ("speculators-eagle3-other-tokenizer", "SD419", "hf-llama-tiny"),
+    ],
+)
+def test_what_validate_refuses_is_not_written(
+    tmp_path: Path, name: str, code: str, target: str | None
+) -> None:
+    out = tmp_path / "out"
+    beside = None if target is None else source(target)
+    report = convert(source(name), to="specforge", out=str(out), target=beside)
+    assert (report.state, errors(report)) == ("refused", [code])
+    report = normalize(source(name), out=str(out), target=beside)
+    assert (report.state, errors(report)) == ("refused", [code])
+    assert not out.exists()
+
+
+def test_a_pickle_that_was_not_read_is_the_reason(tmp_path: Path) -> None:
+    start = tmp_path / "draft"
+    shutil.copytree(source("container-pickle-code"), start)
+    shutil.copy(Path(source("eagle-clean")) / "config.json", start)
+    report = convert(str(start), to="eagle", out=str(tmp_path / "out"))
+    assert errors(report) == ["SD103", "SD201"]
 
 
 @pytest.mark.parametrize("name", ["nonsense", "speculators-dspark"])
