@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from specctl.convert.layout import OutputFile
+from specctl.convert.output_stream import OutputStream
 from specctl.convert.pieces import FileRange, merged, pieces_of, row_bytes
-from specctl.convert.reading import CHUNK_BYTES, SourceFiles, write_all
+from specctl.convert.reading import CHUNK_BYTES, SourceFiles
 from specctl.formats.written import Rows, TensorSource, num_bytes
 
 GAP_BYTES = 1 << 20  # rows nearer than this are read in one go with what lies between
@@ -47,27 +48,23 @@ def write_file(
         DiagnosticError: a source cannot be read.
         OSError: the output cannot be written.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    out = os.open(directory / file.name, flags, 0o666)
-    try:
-        write_all(out, file.header)
+    with OutputStream(directory / file.name) as out:
+        out.write(file.header)
         digests = (
             _write_hashed(out, file, sources) if has_digests else _write_plain(out, file, sources)
         )
-        os.fsync(out)
-    finally:
-        os.close(out)
+        out.finish()
     return digests
 
 
-def _write_plain(out: int, file: OutputFile, sources: SourceFiles) -> Mapping[str, str]:
+def _write_plain(out: OutputStream, file: OutputFile, sources: SourceFiles) -> Mapping[str, str]:
     for run in _runs(file):
         if isinstance(run, Rows):
             gather(run, out, sources)
             continue
         for piece in merged(piece for source in run for piece in pieces_of(source)):
             if isinstance(piece, bytes):
-                write_all(out, piece)
+                out.write(piece)
             else:
                 sources.copy(piece, out)
     return {}
@@ -86,13 +83,13 @@ def _runs(file: OutputFile) -> Iterator[Rows | list[TensorSource]]:
     yield run
 
 
-def _write_hashed(out: int, file: OutputFile, sources: SourceFiles) -> Mapping[str, str]:
+def _write_hashed(out: OutputStream, file: OutputFile, sources: SourceFiles) -> Mapping[str, str]:
     digests: dict[str, str] = {}
     with ThreadPoolExecutor(max_workers=1) as pool:
         for key, source in file.tensors.items():
             digest = hashlib.sha256()
             if isinstance(source, Rows):
-                begin = os.lseek(out, 0, os.SEEK_CUR)
+                begin = os.lseek(out.descriptor, 0, os.SEEK_CUR)
                 gather(source, out, sources)
                 _hash_written(out, begin, digest)
             else:
@@ -102,17 +99,21 @@ def _write_hashed(out: int, file: OutputFile, sources: SourceFiles) -> Mapping[s
 
 
 def _write_tensor(
-    out: int, source: TensorSource, sources: SourceFiles, digest: _Hash, pool: ThreadPoolExecutor
+    out: OutputStream,
+    source: TensorSource,
+    sources: SourceFiles,
+    digest: _Hash,
+    pool: ThreadPoolExecutor,
 ) -> None:
     is_small = num_bytes(source) < _THREAD_BYTES
     pending: Future[None] | None = None
     for view in tensor_views(source, sources):
         if is_small:
             digest.update(view)
-            write_all(out, view)
+            out.write(view)
             continue
         hashing = pool.submit(digest.update, view)
-        write_all(out, view)
+        out.write(view)
         if pending is not None:  # the buffer of the view before is filled again next
             pending.result()
         pending = hashing
@@ -120,9 +121,9 @@ def _write_tensor(
         pending.result()
 
 
-def _hash_written(out: int, begin: int, digest: _Hash) -> None:
+def _hash_written(out: OutputStream, begin: int, digest: _Hash) -> None:
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    while count := os.preadv(out, [buffer], begin):
+    while count := os.preadv(out.descriptor, [buffer], begin):
         digest.update(buffer[:count])
         begin += count
 
@@ -136,10 +137,10 @@ def tensor_views(source: TensorSource, sources: SourceFiles) -> Iterator[memoryv
             yield from sources.read(piece)
 
 
-def gather(source: Rows, out: int, sources: SourceFiles) -> None:
+def gather(source: Rows, out: OutputStream, sources: SourceFiles) -> None:
     """Append rows of a matrix: read in the order of the file, written to their places."""
     size = row_bytes(source)
-    start = os.lseek(out, 0, os.SEEK_CUR)
+    start = os.lseek(out.descriptor, 0, os.SEEK_CUR)
     order = sorted(range(len(source.rows)), key=source.rows.__getitem__)
     for window in _windows(source.rows, order, size):
         first = source.ref.begin + source.rows[window[0]] * size
@@ -148,7 +149,7 @@ def gather(source: Rows, out: int, sources: SourceFiles) -> None:
         data = _whole(piece, sources)
         views = [(p, _row(data, source, p, first, size)) for p in window]
         _scatter(out, views, start, size)
-    os.lseek(out, start + size * len(source.rows), os.SEEK_SET)
+    os.lseek(out.descriptor, start + size * len(source.rows), os.SEEK_SET)
 
 
 def _row(data: memoryview, source: Rows, place: int, first: int, size: int) -> memoryview:
@@ -183,7 +184,7 @@ def _whole(piece: FileRange, sources: SourceFiles) -> memoryview:
     return memoryview(data)
 
 
-def _scatter(out: int, views: list[tuple[int, memoryview]], start: int, size: int) -> None:
+def _scatter(out: OutputStream, views: list[tuple[int, memoryview]], start: int, size: int) -> None:
     run: list[memoryview] = []
     begin = 0
     for place, view in views:
@@ -197,12 +198,13 @@ def _scatter(out: int, views: list[tuple[int, memoryview]], start: int, size: in
         _write_run(out, run, start + begin * size)
 
 
-def _write_run(out: int, run: list[memoryview], offset: int) -> None:
+def _write_run(out: OutputStream, run: list[memoryview], offset: int) -> None:
     expected = sum(len(view) for view in run)
-    written = os.pwritev(out, run, offset)
+    written = os.pwritev(out.descriptor, run, offset)
     while written < expected:  # rare; a signal or a nearly full disk
         rest = memoryview(b"".join(run))[written:]
-        written += os.pwrite(out, rest, offset + written)
+        written += os.pwrite(out.descriptor, rest, offset + written)
+    out.advance(written)
 
 
 def is_same_file(path: Path, file: OutputFile, sources: SourceFiles) -> bool:

@@ -18,6 +18,7 @@ from types import TracebackType
 from specctl.checkpoint import Checkpoint
 from specctl.checkpoint.sources import StoredFile
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.convert.output_stream import OutputStream
 from specctl.convert.pieces import FileRange
 from specctl.formats.written import Origin
 
@@ -56,14 +57,14 @@ class SourceFiles:
         self._stack = ExitStack()
         self._is_kernel_copy = hasattr(os, "copy_file_range")
 
-    def copy(self, piece: FileRange, out: int) -> None:
-        """Append a range to the output descriptor."""
+    def copy(self, piece: FileRange, out: OutputStream) -> None:
+        """Append a range to the output."""
         local = self._open(piece)
         if local is not None and self._is_kernel_copy:
             self._copy_in_kernel(piece, local, out)
             return
         for data in self.read(piece):
-            write_all(out, data)
+            out.write(data)
 
     def read(self, piece: FileRange, chunk_bytes: int | None = None) -> Iterator[memoryview]:
         """Yield the bytes of a range; a yielded view is valid until the one after the next."""
@@ -135,12 +136,14 @@ class SourceFiles:
         self._local[key] = local
         return local
 
-    def _copy_in_kernel(self, piece: FileRange, local: _Local, out: int) -> None:
+    def _copy_in_kernel(self, piece: FileRange, local: _Local, out: OutputStream) -> None:
         begin = piece.begin
         while begin < piece.end:
             count = min(KERNEL_BYTES, piece.end - begin)
             try:
-                moved = os.copy_file_range(local.descriptor, out, count, offset_src=begin)
+                moved = os.copy_file_range(
+                    local.descriptor, out.descriptor, count, offset_src=begin
+                )
             except OSError as error:
                 if error.errno not in _NO_KERNEL_COPY:
                     raise
@@ -148,9 +151,10 @@ class SourceFiles:
             if moved == 0:  # not between these file systems, or the file ends: reading tells
                 self._is_kernel_copy = False
                 for data in self.read(replace(piece, begin=begin)):
-                    write_all(out, data)
+                    out.write(data)
                 return
             self._moved(moved)
+            out.advance(moved)
             begin += moved
 
     def _read_stored(self, piece: FileRange, chunk_bytes: int) -> Iterator[memoryview]:
@@ -163,13 +167,6 @@ class SourceFiles:
             self._moved(len(data))
             yield memoryview(data)
             begin += len(data)
-
-
-def write_all(out: int, data: memoryview | bytes) -> None:
-    """Append all of `data` to a descriptor."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(out, view) :]
 
 
 def _read_into(descriptor: int, view: memoryview, begin: int, file: str) -> int:
