@@ -45,7 +45,7 @@ COMMANDS: tuple[Command, ...] = (
         examples=(
             "specctl validate path/to/draft --target path/to/target",
             "specctl validate manifest.yaml",
-            "specctl validate --format github checkpoints/",
+            "specctl validate drafts/ --engine sglang --format github",
             "specctl validate --expect fixtures/expected.yaml fixtures/",
         ),
     ),
@@ -68,8 +68,10 @@ COMMANDS: tuple[Command, ...] = (
         name="convert",
         summary="Write a draft in another dialect, the same tensors byte for byte",
         examples=(
-            "specctl convert path/to/draft --to speculators --num-speculative-tokens 5 -o out",
-            "specctl convert path/to/target --to speculators --num-speculative-tokens 1 -o mtp",
+            "specctl convert --to help",
+            "specctl convert path/to/draft --to sglang --target path/to/target -o out",
+            "specctl convert path/to/draft --to speculators --target path/to/target --gamma 5 -o out",
+            "specctl convert path/to/target --to speculators --gamma 1 -o mtp",
             "specctl convert path/to/draft --to modelopt -o converted --dry-run",
             "specctl convert mtp --stitch-into path/to/target -o stitched",
         ),
