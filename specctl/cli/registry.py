@@ -70,7 +70,7 @@ COMMANDS: tuple[Command, ...] = (
         examples=(
             "specctl convert --to help",
             "specctl convert path/to/draft --to sglang --target path/to/target -o out",
-            "specctl convert path/to/draft --to speculators --target path/to/target --gamma 5 -o out",
+            "specctl convert path/to/draft --to vllm --target path/to/target --gamma 5 -o out",
             "specctl convert path/to/target --to speculators --gamma 1 -o mtp",
             "specctl convert path/to/draft --to modelopt -o converted --dry-run",
             "specctl convert mtp --stitch-into path/to/target -o stitched",

@@ -89,6 +89,11 @@ def full_text(diagnostic: Diagnostic) -> str:
     return "\n".join(text)
 
 
+def is_hub_place(path: str) -> bool:
+    """Tell whether a place is on a hub, and so a URI already."""
+    return path.startswith(("hf:", "ms:", "http:", "https:"))
+
+
 def github_line(level: str, place: Place, text: str, *, title: str | None = None) -> str:
     """Return `::level file=...::text`, escaped.
 
@@ -98,8 +103,10 @@ def github_line(level: str, place: Place, text: str, *, title: str | None = None
         text: may have several lines.
         title: shown in bold above the text.
     """
+    # An annotation needs a file of the repository that is checked; a hub's stands in the text.
+    is_remote = place.file is not None and is_hub_place(place.file)
     properties: list[tuple[str, object]] = [
-        ("file", place.file),
+        ("file", None if is_remote else place.file),
         ("line", place.line),
         ("col", place.column),
         ("endColumn", place.end_column),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from specctl.ops.report import Finding, Mismatch, ValidateReport, diagnostic_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
-_REMOTE = re.compile(r"(?:hf|ms|https?):")
 _EXPECTATION: dict[str, Any] = {
     "id": "expected-codes",
     "name": "ExpectedCodes",
@@ -120,7 +118,7 @@ def artifact(path: str) -> dict[str, str]:
         path: as the user wrote it; a hub source is a URI already.
     """
     text = path.encode("utf-8", "surrogateescape")
-    if _REMOTE.match(path):
+    if render.is_hub_place(path):
         return {"uri": quote(text, safe="/:@")}
     full = os.path.abspath(path)  # noqa: PTH100  (lexical: links keep their names)
     inside = os.path.relpath(full)

@@ -83,6 +83,13 @@ def test_github_line_is_escaped() -> None:
     assert "\n" not in line
 
 
+def test_github_has_no_file_for_a_place_on_a_hub() -> None:
+    found = diagnose("SD137", where="hf:org/draft/config.json", message="none", help="none")
+    line = github(found)
+    assert line.startswith("::error title=SD137 ")
+    assert "%0Aat hf:org/draft/config.json%0A" in line
+
+
 def test_github_line_number() -> None:
     line = github(diagnose("SD704", where="a/m.yaml:47", message="twice", help="none"))
     assert line.startswith("::error file=a/m.yaml,line=47,title=SD704 ")
