@@ -1,4 +1,4 @@
-"""Cut a draft's head to a token map, or give a cut draft the target's full head again.
+"""Cut a draft's head to a token map, name the rows of a cut one, or make it full again.
 
 Invariants: rows are gathered, never computed. The ids of a map are sorted, so that the lowest
 target id wins a tie as it does over the full vocabulary. A reduced head becomes full only when
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from specctl.checkpoint import Checkpoint, tensor_place
+from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import TensorRef
 from specctl.contract.roles import find_role
@@ -64,11 +65,14 @@ def reduced(
     Raises:
         DiagnosticError: SD607.
     """
+    if draft.map_kind == "reduced":
+        raise _refused(MAP_OPTION, "this draft's head is reduced already and has its own map")
     if draft.map_kind != "identity" or find_role("head", draft.roles) is None:
         raise _refused(MAP_OPTION, "this draft's head does not cover the target's vocabulary")
     if not any(role.shape[:1] == ("R",) for role in draft.roles):
         raise _refused(MAP_OPTION, f"drafts of algorithm `{draft.algorithm}` have no map")
     size, head, origin = draft.target_vocab_size, *_head(draft, target)
+    _refuse_scaled(MAP_OPTION, head, draft if origin == "draft" else None)
     chosen = tuple(sorted(ids))
     if size is None or chosen[-1] >= min(size, head.shape[0]):
         raise _refused(MAP_OPTION, f"id {chosen[-1]} has no row in a head of {head.shape[0]}")
@@ -91,6 +95,45 @@ def reduced(
     return OtherVocabulary(
         draft=changed, sources=sources, diagnostics=tuple(_end_ids(draft, target, chosen))
     )
+
+
+def lacks_map(draft: DraftCheckpoint) -> bool:
+    """Tell whether a draft has a reduced head and nothing that says which ids its rows are."""
+    return draft.map_kind == "reduced" and not _MAP_ROLES & {*draft.tensors} - {"t2d"}
+
+
+def adopted(
+    draft: DraftCheckpoint, target: TargetCheckpoint | None, ids: tuple[int, ...]
+) -> OtherVocabulary:
+    """Return a reduced draft without a map of its own, with a map that stood beside it.
+
+    Args:
+        draft: `lacks_map` holds.
+        target: whose end ids must be reachable.
+        ids: target ids in draft-id order: the i-th is that of the head's i-th row.
+
+    Raises:
+        DiagnosticError: SD607 when the map has another size than the draft's vocabulary, or the
+            draft's `t2d` marks other ids.
+    """
+    if draft.draft_vocab_size != len(ids):
+        text = f"the map has {len(ids)} ids for a draft vocabulary of {draft.draft_vocab_size}"
+        raise _refused(MAP_OPTION, text)
+    marked = None if draft.t2d is None else [place for place, bit in enumerate(draft.t2d) if bit]
+    if marked is not None and marked != sorted(ids):
+        text = f"the stored mask marks other target ids than the map names: {marked[:3]} first"
+        raise _refused(MAP_OPTION, text)
+    changed = replace(draft, draft_to_target=ids)
+    return OtherVocabulary(
+        draft=changed, sources={}, diagnostics=tuple(_end_ids(draft, target, ids))
+    )
+
+
+def _refuse_scaled(option: str, head: TensorRef, draft: DraftCheckpoint | None) -> None:
+    """Raise SD607 for a quantised head: its scales would not fit the other rows."""
+    has_scale = draft is not None and any(role.startswith("head.") for role in draft.tensors)
+    if has_scale or head.dtype not in WEIGHT_DTYPES:
+        raise _refused(option, f"`{head.key}` is quantised, and its scales belong to its own rows")
 
 
 def _head(draft: DraftCheckpoint, target: TargetCheckpoint | None) -> tuple[TensorRef, Origin]:
@@ -132,6 +175,7 @@ def full(
         raise _refused(FULL_OPTION, "this draft's vocabulary is not reduced")
     if target is None or target.head is None or draft.target_vocab_size is None:
         raise _refused(FULL_OPTION, "the other rows are the target's; pass --target TARGET")
+    _refuse_scaled(FULL_OPTION, target.head, draft)
     cut = [role for role in draft.tensors if _is_cut(role, draft)]
     if cut:
         raise _refused(FULL_OPTION, f"`{draft.tensors[cut[0]].key}` has no rows for other ids")

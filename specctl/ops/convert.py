@@ -24,7 +24,7 @@ from specctl.convert.reading import Moved
 from specctl.convert.shared import settle_shared
 from specctl.convert.side_files import side_files
 from specctl.convert.verify import OPEN_FACTS, check_written, unused_tensors
-from specctl.convert.vocabulary import full, reduced
+from specctl.convert.vocabulary import adopted, full, lacks_map, reduced
 from specctl.formats.format import Format
 from specctl.formats.written import WriteRequest, Written, loss_of
 from specctl.ops.convert_report import ConvertReport, OutputFileFacts, OutputTensor
@@ -110,14 +110,19 @@ def convert(
 def _other_vocabulary(
     parts: Parts, token_map: str | None, *, is_full: bool
 ) -> tuple[Parts, Callable[[Written], Written]]:
+    draft, target, findings = parts.draft, parts.target, parts.diagnostics
     if token_map is not None:
-        size = parts.draft.target_vocab_size
-        changed = reduced(parts.draft, parts.target, read_map(token_map, target_vocab_size=size))
+        ids = read_map(token_map, target_vocab_size=draft.target_vocab_size)
+        if lacks_map(draft):
+            changed = adopted(draft, target, ids)
+            findings = tuple(d for d in findings if d.code != "SD401")  # answered by the map
+        else:
+            changed = reduced(draft, target, ids)
     elif is_full:
-        changed = full(parts.draft, parts.target, parts.checkpoints)
+        changed = full(draft, target, parts.checkpoints)
     else:
         return parts, lambda written: written
-    diagnostics = (*parts.diagnostics, *changed.diagnostics)
+    diagnostics = (*findings, *changed.diagnostics)
     return replace(parts, draft=changed.draft, diagnostics=diagnostics), changed.apply
 
 

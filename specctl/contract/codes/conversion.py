@@ -63,8 +63,9 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="A token map was given that cannot be applied to this draft.",
         why="Rows can be gathered only from a head over the whole target vocabulary; a head that "
-        "is reduced already lacks the other rows.",
-        fix="Convert the draft with its full head, or give a target whose head has every row",
+        "is reduced already lacks the other rows. A reduced head without a map takes one that has "
+        "an id for each of its rows, in their order.",
+        fix="Convert the draft with its full head, or give a map that fits the head",
     ),
     Code(
         code="SD608",
