@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Objects in which a multimodal target keeps the fields of its text model."""
 
+QUANTIZATION_SECTIONS = ("quantization_config", "compression_config")
+"""Objects that say how weights are stored, at the root or in one of the others."""
+
 LAYER_SECTION = "transformer_layer_config"
 """Object in which a Speculators draft keeps the fields of its layers."""
 
@@ -24,3 +27,9 @@ def model_sections(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[
         section = config.get(name)
         if isinstance(section, Mapping):
             yield name, section
+
+
+def stated(config: Mapping[str, object], key: str) -> object:
+    """Return the first value of a field that a place states; None when none does."""
+    values = (section.get(key) for _, section in model_sections(config))
+    return next((value for value in values if value is not None), None)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specctl.checkpoint.config_sections import model_sections
+from specctl.checkpoint.config_sections import QUANTIZATION_SECTIONS, model_sections
 from specctl.contract.file_names import QUANTIZATION
 
-_KEYS = ("quantization_config", "compression_config")
 _IGNORE_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -53,7 +52,7 @@ def declared_in_config(config: Mapping[str, object]) -> tuple[Declared, ...]:
     """Return every statement of a config, outermost first."""
     found = []
     for section, holder in model_sections(config):
-        for key in _KEYS:
+        for key in QUANTIZATION_SECTIONS:
             data = holder.get(key)
             if isinstance(data, Mapping):
                 pointer = "/".join(part for part in (section, key) if part)

@@ -15,7 +15,6 @@ from specctl.contract.codes import CODES
 from specctl.contract.text import printable
 
 Severity = Literal["error", "warning", "info"]
-MAX_OF_A_CODE = 100
 MAX_TEXT_CHARS = 2000
 
 

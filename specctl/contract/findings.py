@@ -10,7 +10,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from specctl.contract.diagnostics import MAX_OF_A_CODE, Diagnostic, Severity, diagnose
+from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
+
+MAX_OF_A_CODE = 100
 
 
 class Findings:
@@ -61,7 +63,8 @@ class Findings:
 
     def count(self, code: str, num_more: int) -> None:
         """Record that there are more findings of a code, of which one at least is listed."""
-        self._counts[code] += num_more
+        if num_more:
+            self._counts[code] += num_more
 
     def result(self) -> tuple[Diagnostic, ...]:
         """Return what was recorded, with the number of omitted ones as a note."""

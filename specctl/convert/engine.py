@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.file_names import CONFIG, INDEX
 from specctl.convert.directory import (
     PROVENANCE,
     check_apart,
@@ -22,12 +23,10 @@ from specctl.convert.directory import (
     write_file_synced,
 )
 from specctl.convert.files import is_same_file, write_file
-from specctl.convert.layout import INDEX, Layout, json_bytes
+from specctl.convert.layout import Layout, json_bytes
 from specctl.convert.provenance import tensor_table
 from specctl.convert.reading import CHUNK_BYTES, Moved, SourceFiles
 from specctl.formats.written import Origin
-
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

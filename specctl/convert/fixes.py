@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.formats.aux_layers import AUX_KEY
 from specctl.formats.registry import BY_NAME
 
 Safety = Literal["safe", "unsafe"]
@@ -37,10 +38,7 @@ class Fix:
     fields: tuple[str, ...] = ()
 
 
-_AUX_LISTS = (
-    "/eagle_config/eagle_aux_hidden_state_layer_ids",
-    "/eagle_aux_hidden_state_layer_ids",
-)
+_AUX_LISTS = (f"/eagle_config/{AUX_KEY}", f"/{AUX_KEY}")
 
 
 def _safe(name: str, text: str) -> Fix:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.aux_layers import default_boundaries
-from specctl.formats.fields import CONFIG
 from specctl.formats.written import lost, unable
 
 SCHEMA = 1

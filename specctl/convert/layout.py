@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint.tensor_entry import DTYPE_BITS
+from specctl.contract.file_names import SINGLE
 from specctl.formats.written import Copy, Joined, Rows, Span, TensorSource, num_bytes
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 DEFAULT_SHARD_BYTES = 5 * 10**9
 METADATA: Mapping[str, str] = {"format": "pt"}
 

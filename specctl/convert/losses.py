@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
-from specctl.formats.fields import CONFIG
 from specctl.formats.written import loss_of, lost
 
 _SHOWN = 5

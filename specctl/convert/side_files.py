@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specctl.contract.file_names import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from specctl.convert.engine import SideFile
 from specctl.formats.written import Origin, Written
 
 TOKENIZER_FILES = (
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "merges.txt",
     "special_tokens_map.json",
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer.model",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "vocab.json",
 )
 LEGAL_FILES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.md", "NOTICE.txt")

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specctl.checkpoint import DTYPE_BITS, Checkpoint, TensorEntry
+from specctl.contract.file_names import CONFIG, INDEX, SINGLE
 from specctl.convert.directory import PROVENANCE
-from specctl.convert.engine import CONFIG, SideFile
+from specctl.convert.engine import SideFile
 from specctl.convert.fixes import get, put
-from specctl.convert.layout import INDEX, SINGLE, Layout, OutputFile, header_bytes, json_bytes
+from specctl.convert.layout import Layout, OutputFile, header_bytes, json_bytes
 from specctl.formats.names import as_ref
 from specctl.formats.written import Copy, TensorSource, num_bytes
 

@@ -9,11 +9,12 @@ from types import MappingProxyType
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import has_errors
+from specctl.contract.file_names import CONFIG, SINGLE
 from specctl.contract.manifest import Decoder, Geometry, MarkovHead, TensorRef
 from specctl.contract.roles import TensorRole
 from specctl.draft import Algorithm, DraftCheckpoint
 from specctl.formats.aux_layers import AuxFacts
-from specctl.formats.fields import CONFIG, Fields, Findings
+from specctl.formats.fields import Fields, ReaderFindings
 from specctl.formats.names import Matched
 from specctl.formats.tokenizer import read_ids
 from specctl.formats.vocabulary import VocabularyFacts
@@ -130,7 +131,7 @@ def assemble(
         unmapped=matched.unmapped,
         files=checkpoint.files,
         origins=MappingProxyType(dict(findings.origins)),
-        diagnostics=tuple(findings.diagnostics),
+        diagnostics=findings.result(),
     )
 
 
@@ -146,7 +147,7 @@ def _target_name(checkpoint: Checkpoint) -> str | None:
     return next((name for name in names if isinstance(name, str) and name), None)
 
 
-def report_unknown_fields(findings: Findings) -> tuple[str, ...]:
+def report_unknown_fields(findings: ReaderFindings) -> tuple[str, ...]:
     """Report SD211 for the config fields that nothing read, and return their pointers."""
     unknown = findings.unread_fields()
     for pointer, value in unknown.items():
@@ -182,7 +183,7 @@ def main_dtype(tensors: Mapping[str, TensorRef]) -> str | None:
 
 def main_file(checkpoint: Checkpoint) -> str:
     """Return the weight file to name for a tensor that is nowhere."""
-    return checkpoint.files[0].file if checkpoint.files else "model.safetensors"
+    return checkpoint.files[0].file if checkpoint.files else SINGLE
 
 
 def is_whole(checkpoint: Checkpoint) -> bool:

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from specctl.draft import AuxNumbering
 from specctl.formats.fields import Fields
 
+AUX_KEY = "eagle_aux_hidden_state_layer_ids"
+"""The list of captured layers in most EAGLE files; what its ids count differs by writer."""
+
 OTHER_KEY = "target_layer_ids"
-OTHER_KEYS = (OTHER_KEY, "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+OTHER_KEYS = (OTHER_KEY, AUX_KEY, "aux_hidden_state_layer_ids")
 OTHER_SECTIONS = ("dflash_config", "dspark_config", "eagle_config")
 DEFAULT_NUM_STATES = 3
 DEFAULT_RULE = "format default: boundaries [2, n//2, n-3] of n target layers"

@@ -14,8 +14,8 @@ import msgspec
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.file_names import CONFIG
 from specctl.draft import Detection
-from specctl.formats.fields import CONFIG
 from specctl.formats.format import Evidence, Format, gather_evidence
 from specctl.formats.registry import FORMATS, LAYOUTS
 

@@ -15,9 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint import DTYPE_BITS, Checkpoint, TensorEntry
+from specctl.checkpoint.config_sections import TEXT_SECTIONS
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
+from specctl.contract.findings import Findings
 from specctl.contract.manifest import TensorRef
-from specctl.formats.fields import CONFIG, Findings
+from specctl.formats.fields import ReaderFindings
 from specctl.formats.names import as_ref
 
 EMBEDDING_KEYS: tuple[str, ...] = (
@@ -52,7 +55,6 @@ _ENDS = tuple(f"{stem}.weight" for stem in (*_STEMS, "tok_emb"))
 _DECOY_PART = re.compile(r"mtp|nextn|eagle|draft|speculator")
 _IN_LAYER = re.compile(r"(^|\.)(layers|h|blocks|block)\.\d+\.")
 _OTHER_TOWER = re.compile(r"vision|visual|audio|image|encoder|position|patch|token_type")
-_TEXT_SECTIONS = ("text_config", "language_config", "llm_config")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +89,7 @@ def locate(checkpoint: Checkpoint) -> Located:
     Args:
         checkpoint: an opened target; of a draft, its own embedding and head are returned.
     """
-    findings = Findings()
+    findings = ReaderFindings()
     tensors = checkpoint.tensors
     embedding = find_embedding(tensors, findings)
     if embedding is None and DRAFT_EMBEDDING_KEY in tensors:
@@ -103,7 +105,7 @@ def locate(checkpoint: Checkpoint) -> Located:
         rule=rule,
         stored_head=stored,
         decoys=tuple(as_ref(entry) for entry in find_decoys(tensors)),
-        diagnostics=tuple(findings.diagnostics),
+        diagnostics=findings.result(),
     )
 
 
@@ -162,11 +164,11 @@ def decide_tie(
 
 
 def _nested_flag(config: Mapping[str, object]) -> tuple[str, object]:
-    for name in _TEXT_SECTIONS:
+    for name in TEXT_SECTIONS:
         section = config.get(name)
         if isinstance(section, dict) and TIE_FLAG in section:
             return name, section[TIE_FLAG]
-    return _TEXT_SECTIONS[0], None
+    return TEXT_SECTIONS[0], None
 
 
 def _word(flag: bool) -> str:
@@ -181,7 +183,7 @@ def _nothing(tensors: Mapping[str, TensorEntry], findings: Findings) -> Located:
         rule="no embedding and no head is stored",
         stored_head=None,
         decoys=tuple(as_ref(entry) for entry in find_decoys(tensors)),
-        diagnostics=tuple(findings.diagnostics),
+        diagnostics=findings.result(),
     )
 
 

@@ -7,32 +7,28 @@ the model class's documented default (origin `derived`, rule named), or None wit
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import msgspec
-
-from specctl.contract.diagnostics import MAX_OF_A_CODE, Diagnostic, Severity, diagnose
+from specctl.contract.file_names import CONFIG
+from specctl.contract.findings import Findings
 from specctl.contract.manifest import Origin
 from specctl.formats.inert import INERT_FIELDS
 
-CONFIG = "config.json"
 MAX_INTEGER = (1 << 31) - 1
 """Sizes, counts and ids are 32-bit numbers in every engine; a larger one is no size of a model."""
 NO_DEFAULTS: Mapping[str, object] = MappingProxyType({})
 
 
-class Findings:
-    """Origins and diagnostics of one reader, in order of discovery."""
+class ReaderFindings(Findings):
+    """What one reader finds: diagnostics, origins of facts, and the fields that it asked for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.origins: dict[str, Origin] = {}
-        self.diagnostics: list[Diagnostic] = []
         self._objects: dict[str, Mapping[str, object]] = {}
         self._used: set[str] = set()
-        self._counts: dict[str, int] = {}
-        self._last: dict[str, tuple[int, Diagnostic]] = {}
 
     def open_object(self, pointer: str, data: Mapping[str, object]) -> None:
         """Record that a reader looks into the config object at `pointer`."""
@@ -66,50 +62,6 @@ class Findings:
         if path is not None:
             self.origins[path] = Origin(kind="derived", where=where, rule=rule)
 
-    def add(
-        self,
-        code: str,
-        *,
-        where: str,
-        message: str,
-        expected: object = None,
-        found: object = None,
-        help: str | None = None,
-        notes: Iterable[str] = (),
-        severity: Severity | None = None,
-    ) -> None:
-        """Record one diagnostic; arguments as in `diagnose`.
-
-        Of each code the first `MAX_OF_A_CODE` are kept; the last of them counts the others.
-        """
-        if self._counts.get(code, 0) >= MAX_OF_A_CODE:
-            self.count(code, 1)
-            return
-        self._counts[code] = self._counts.get(code, 0) + 1
-        self.diagnostics.append(
-            diagnose(
-                code,
-                where=where,
-                message=message,
-                expected=expected,
-                found=found,
-                help=help,
-                notes=notes,
-                severity=severity,
-            )
-        )
-        self._last[code] = len(self.diagnostics) - 1, self.diagnostics[-1]
-
-    def count(self, code: str, num_more: int) -> None:
-        """Record that there are more findings of a code, of which one at least is listed."""
-        if num_more == 0:
-            return
-        self._counts[code] += num_more
-        place, last = self._last[code]
-        total = self._counts[code] - MAX_OF_A_CODE
-        note = f"{total} more of {code} are not listed"
-        self.diagnostics[place] = msgspec.structs.replace(last, notes=(*last.notes, note))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fields:
@@ -125,7 +77,7 @@ class Fields:
 
     data: Mapping[str, object]
     pointer: str
-    findings: Findings
+    findings: ReaderFindings
     defaults: Mapping[str, object] = field(default_factory=dict)
     rule: str = ""
 
@@ -279,14 +231,14 @@ def _is_integer(value: object) -> bool:
     return type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER
 
 
-def root_fields(config: Mapping[str, object] | None, findings: Findings) -> Fields:
+def root_fields(config: Mapping[str, object] | None, findings: ReaderFindings) -> Fields:
     """Return the config's root object; SD206 when there is no config."""
     if config is None:
         findings.add(
             "SD206",
             where=CONFIG,
             message="there is no readable config.json, so no dimension is known",
-            expected="config.json",
+            expected=CONFIG,
             found="nothing",
             help="Copy config.json from where the weights were published",
         )

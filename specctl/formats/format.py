@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.file_names import CONFIG
 from specctl.draft import Algorithm, DraftCheckpoint, Role
-from specctl.formats.fields import CONFIG
 from specctl.formats.generic_keys import generic_forms
 from specctl.formats.written import WriteRequest, Written
 

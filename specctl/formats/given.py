@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Origin
 from specctl.draft import (
     AuxNumbering,
@@ -25,7 +26,6 @@ from specctl.formats.aux_layers import (
     default_boundaries,
     to_canonical,
 )
-from specctl.formats.fields import CONFIG
 
 GAMMA_OPTION = "--num-speculative-tokens"
 AUX_OPTION = "--aux-layer-ids"

@@ -16,6 +16,8 @@ from types import MappingProxyType
 import msgspec
 
 from specctl.checkpoint import Checkpoint, TensorEntry, tensor_place
+from specctl.contract.file_names import CONFIG
+from specctl.contract.findings import Findings
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import TARGET_ROLES, generic_role
 from specctl.draft import TargetCheckpoint
@@ -28,7 +30,7 @@ from specctl.formats.decoder import (
     report_layer_count,
 )
 from specctl.formats.embedding import Located, is_decoy_part, locate
-from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import (
     ARCHITECTURES,
     Family,
@@ -69,7 +71,7 @@ def read(checkpoint: Checkpoint, bundled: str | None = None) -> TargetCheckpoint
         checkpoint: the opened files.
         bundled: format of the prediction layers inside, as `Detection.bundled` names it.
     """
-    findings = Findings()
+    findings = ReaderFindings()
     root = root_fields(checkpoint.config, findings)
     report_remote_code(root)
     architectures = root.texts("architectures")
@@ -83,7 +85,7 @@ def read(checkpoint: Checkpoint, bundled: str | None = None) -> TargetCheckpoint
         text = root.with_defaults(flat_defaults(family), defaults_rule(family))
     located = locate(checkpoint)
     # SD418 is also a finding on the files as a whole (checks.files), which reports it for drafts.
-    findings.diagnostics.extend(d for d in located.diagnostics if d.code != "SD418")
+    findings.extend(d for d in located.diagnostics if d.code != "SD418")
     is_tied = located.is_tied if family is None else bool(_flag(text))
     own = report_bundled(checkpoint, bundled, root, text)
     stack = (
@@ -142,7 +144,7 @@ def _whole(
         # What the runtime does not run is no fault of a target; `specctl manifest` refuses it.
         diagnostics=tuple(
             msgspec.structs.replace(d, severity="info") if d.code == "SD203" else d
-            for d in findings.diagnostics
+            for d in findings.result()
         ),
     )
 

@@ -7,6 +7,8 @@ its meaning is known and no engine's arithmetic depends on it.
 
 from __future__ import annotations
 
+from specctl.checkpoint.config_sections import QUANTIZATION_SECTIONS
+
 _PROVENANCE = (
     "_attn_implementation",
     "_name_or_path",
@@ -71,7 +73,7 @@ _DECODER = (
     "vocab_size",
 )
 # Read by `specctl.checks`, whatever the format.
-_CHECKED = ("compression_config", "quantization_config")
+_CHECKED = QUANTIZATION_SECTIONS
 _DETECTION = ("proposal_type", "speculators_model_type")
 _GENERATION = (
     "accept_tolerance",

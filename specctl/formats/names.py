@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint import TensorEntry
-from specctl.contract.diagnostics import MAX_OF_A_CODE
+from specctl.contract.findings import MAX_OF_A_CODE, Findings
 from specctl.contract.manifest import TensorRef
 from specctl.contract.roles import TensorRole, generic_role, required_roles
-from specctl.formats.fields import Findings
 from specctl.formats.generic_keys import INDEX, generic_forms, generic_key
 
 
@@ -262,6 +261,14 @@ _LAYER_KEYS: tuple[tuple[str, str], ...] = (
     ("input_norm", "input_layernorm.weight"),
     ("post_attention_norm", "post_attention_layernorm.weight"),
 )
+IGNORED_KEYS: tuple[Ignored, ...] = (
+    ROTARY_BUFFER,
+    Ignored(
+        pattern=r"verifier_(lm_head|norm)\.weight",
+        reason="a copy of the target's weights, kept by training",
+    ),
+)
+"""Keys that any draft may hold beside its own, without a use."""
 
 
 def at_layer(rows: tuple[Name, ...], role_index: int) -> tuple[Name, ...]:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import CLASS_DEFAULTS, Family, defaults_rule, read_family
 
@@ -88,14 +86,6 @@ def _speculative_tokens(section: Fields) -> int | None:
             found=default,
         )
     return None
-
-
-def target_name(config: Mapping[str, object]) -> str | None:
-    """Return the target that a Speculators config names, None when it names none."""
-    section = config.get("speculators_config")
-    target = section.get("verifier") if isinstance(section, dict) else None
-    name = target.get("name_or_path") if isinstance(target, dict) else None
-    return name if isinstance(name, str) else None
 
 
 def _check_target_name(section: Fields) -> None:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from specctl.checkpoint import Checkpoint
+from specctl.checkpoint.config_sections import stated
 from specctl.contract.diagnostics import DiagnosticError
-from specctl.formats.fields import CONFIG, MAX_INTEGER, Findings
-
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-GENERATION_CONFIG = "generation_config.json"
+from specctl.contract.file_names import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG
+from specctl.formats.fields import MAX_INTEGER, ReaderFindings
 
 
 class _AddedToken(msgspec.Struct):
@@ -50,7 +48,7 @@ class TokenizerFacts:
     eos_token_ids: tuple[int, ...]
 
 
-def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts:
+def read_tokenizer(checkpoint: Checkpoint, findings: ReaderFindings) -> TokenizerFacts:
     """Return the tokenizer's facts; an unreadable file is SD207 at its name."""
     tokenizer = _decode(checkpoint, findings)
     vocabulary: Mapping[str, int] = {}
@@ -72,14 +70,14 @@ def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts
     named = added.get(text, vocabulary.get(text)) if isinstance(text, str) else None
     where = f"{CONFIG}#/eos_token_id"
     end_ids = {
-        *read_ids(config.get("eos_token_id"), where, findings),
+        *read_ids(stated(config, "eos_token_id"), where, findings),
         *read_ids(generation.get("eos_token_id"), f"{GENERATION_CONFIG}#/eos_token_id", findings),
         *target_ids(named),
     }
     findings.derived(
         "target.eos_token_ids", where, "end ids of config, generation config and tokenizer"
     )
-    begin = read_ids(config.get("bos_token_id"), f"{CONFIG}#/bos_token_id", findings)
+    begin = read_ids(stated(config, "bos_token_id"), f"{CONFIG}#/bos_token_id", findings)
     return TokenizerFacts(
         size=size,
         digest=checkpoint.file_digest(TOKENIZER) if tokenizer is not None else None,
@@ -90,7 +88,7 @@ def read_tokenizer(checkpoint: Checkpoint, findings: Findings) -> TokenizerFacts
 
 def token_ids(checkpoint: Checkpoint) -> Mapping[str, int] | None:
     """Return token -> id of a directory's tokenizer.json, None without a readable one."""
-    tokenizer = _decode(checkpoint, Findings())
+    tokenizer = _decode(checkpoint, ReaderFindings())
     if tokenizer is None or not isinstance(tokenizer.model.vocab, dict):
         return None
     return {
@@ -104,7 +102,7 @@ def target_ids(value: object) -> tuple[int, ...]:
     return tuple(item for item in _integers(value) if 0 <= item <= MAX_INTEGER)
 
 
-def read_ids(value: object, where: str, findings: Findings) -> tuple[int, ...]:
+def read_ids(value: object, where: str, findings: ReaderFindings) -> tuple[int, ...]:
     """Return `target_ids` of a field; a number that no vocabulary has is SD207."""
     largest = max(_integers(value), default=0)
     if largest > MAX_INTEGER:
@@ -123,11 +121,11 @@ def _integers(value: object) -> tuple[int, ...]:
     return tuple(item for item in items if type(item) is int)
 
 
-def _decode(checkpoint: Checkpoint, findings: Findings) -> _Tokenizer | None:
+def _decode(checkpoint: Checkpoint, findings: ReaderFindings) -> _Tokenizer | None:
     try:
         raw = checkpoint.read_file(TOKENIZER)
     except DiagnosticError as error:
-        findings.diagnostics.extend(error.diagnostics)
+        findings.extend(error.diagnostics)
         return None
     if raw is None:
         return None
@@ -145,10 +143,10 @@ def _decode(checkpoint: Checkpoint, findings: Findings) -> _Tokenizer | None:
         return None
 
 
-def _json(checkpoint: Checkpoint, name: str, findings: Findings) -> Mapping[str, object]:
+def _json(checkpoint: Checkpoint, name: str, findings: ReaderFindings) -> Mapping[str, object]:
     """Return a file's object; empty when there is none, or an unreadable one (with a finding)."""
     try:
         return checkpoint.json_file(name) or {}
     except DiagnosticError as error:
-        findings.diagnostics.extend(error.diagnostics)
+        findings.extend(error.diagnostics)
         return {}

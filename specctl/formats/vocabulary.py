@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.findings import Findings
 from specctl.contract.manifest import TensorRef
 from specctl.contract.map_encoding import decide_map_encoding
-from specctl.formats.fields import Fields, Findings
+from specctl.formats.fields import Fields
 from specctl.formats.names import Matched
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def _read(ref: TensorRef | None, reader: Callable[[str], T], findings: Findings)
     try:
         return reader(ref.key)
     except DiagnosticError as error:
-        findings.diagnostics.extend(error.diagnostics)
+        findings.extend(error.diagnostics)
         return None
 
 

@@ -7,16 +7,16 @@ equal values. Tensors come from the files as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Decoder, Rope, TensorRef
 from specctl.contract.vocabulary_map import absolute_to_offsets, pack_int64, target_mask
 from specctl.draft import DraftCheckpoint
-from specctl.formats.fields import CONFIG
 from specctl.formats.names import NameTable
 from specctl.formats.written import (
     Copy,
@@ -31,6 +31,8 @@ from specctl.formats.written import (
 SPECULATORS_VERSION = "0.9.0"
 """Version of the library whose classes the Speculators writers fill."""
 VOCABULARY_ROLES = ("d2t", "t2d")
+SHARED_KEYS: Mapping[str, str] = {"embedding": "embed_tokens.weight", "head": "lm_head.weight"}
+"""Roles that may be the target's -> key under which a file with all of its own stores them."""
 DTYPE_NAMES: Mapping[str, str] = {
     "BF16": "bfloat16",
     "F16": "float16",
@@ -258,3 +260,28 @@ def _cut(ref: TensorRef, draft: DraftCheckpoint | None, size: int) -> TensorSour
     if ref.shape[0] == size:
         return Copy(ref=ref, origin="target")
     return Span(ref=ref, begin_bytes=0, shape=(size, *ref.shape[1:]), origin="target")
+
+
+def add_shared(
+    request: WriteRequest, tensors: dict[str, TensorSource], *roles: str
+) -> Iterator[Diagnostic]:
+    """Add embedding or head to the tensors; yield SD602 for one that is nowhere.
+
+    Args:
+        request: as for `own_or_target`.
+        tensors: receives them under `SHARED_KEYS`.
+        roles: those that the dialect stores.
+    """
+    for role in roles:
+        found = own_or_target(request, role)
+        if isinstance(found, Diagnostic):
+            yield found
+        else:
+            tensors[SHARED_KEYS[role]] = found
+
+
+def target_layers(request: WriteRequest) -> int | None:
+    """Return the target's layer count, from the target or from the draft's own note of it."""
+    if request.target is not None and request.target.num_layers is not None:
+        return request.target.num_layers
+    return request.draft.target_num_layers

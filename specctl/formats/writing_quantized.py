@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specctl.checkpoint.config_sections import QUANTIZATION_SECTIONS
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG, QUANTIZATION
 from specctl.draft import DraftCheckpoint
-from specctl.formats.fields import CONFIG
 from specctl.formats.written import Copy, WriteRequest, Written, unable
 
-SECTIONS = ("quantization_config", "compression_config")
-SIDE_FILE = "hf_quant_config.json"
 _PATTERN_SIGNS = frozenset("*^$\\[(|?")
 
 
@@ -34,7 +33,7 @@ def with_quantization(draft: DraftCheckpoint, written: Written) -> Written:
 
     `hf_quant_config.json` goes along when no module changes its name: its lists are not rewritten.
     """
-    sections = {key: draft.config[key] for key in SECTIONS if key in draft.config}
+    sections = {key: draft.config[key] for key in QUANTIZATION_SECTIONS if key in draft.config}
     if not written.config:
         return written
     renamed = renamed_modules(written)
@@ -45,7 +44,7 @@ def with_quantization(draft: DraftCheckpoint, written: Written) -> Written:
         config[key] = _rewritten(section, renamed, problems, f"{CONFIG}#/{key}", is_same=is_same)
     files = dict(written.copied_files)
     if is_same:
-        files[SIDE_FILE] = SIDE_FILE
+        files[QUANTIZATION] = QUANTIZATION
     return Written(
         config=config,
         tensors=written.tensors,

@@ -192,6 +192,11 @@ class Written:
     copied_files: Mapping[str, str] = field(default_factory=dict)
 
 
+def nothing(*problems: Diagnostic) -> Written:
+    """Return a conversion that cannot be done."""
+    return Written(config={}, tensors={}, diagnostics=problems)
+
+
 def lost(name: str, *, where: str, message: str, found: object = None) -> Diagnostic:
     """Return SD601 for a loss that the user must allow by its name, a key of `LOSSES`.
 

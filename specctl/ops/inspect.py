@@ -14,7 +14,6 @@ from specctl.contract.text import printable
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.embedding import locate
-from specctl.formats.speculators import target_name
 from specctl.ops.bundled import bundled_report
 from specctl.ops.engines import engine_reports
 from specctl.ops.load import Loaded, fit, load
@@ -170,7 +169,7 @@ def _source(loaded: Loaded) -> Source:
         format=loaded.detection.format,
         architecture=None if facts is None else facts.architecture,
         algorithm=None if loaded.draft is None else loaded.draft.algorithm,
-        target_name=None if loaded.draft is None else target_name(loaded.checkpoint.config or {}),
+        target_name=None if loaded.draft is None else loaded.draft.target_name,
         evidence=loaded.detection.evidence,
     )
 

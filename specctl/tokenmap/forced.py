@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.checkpoint.config_sections import model_sections
+from specctl.checkpoint.config_sections import model_sections, stated
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources import LocalStore
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -144,8 +144,7 @@ def _read(directory: Path, name: str, findings: Findings) -> dict[str, Any]:
 
 
 def _ids(table: Mapping[str, Any], key: str) -> list[int]:
-    stated = (section.get(key) for _, section in model_sections(table))
-    value = next((value for value in stated if value is not None), None)
+    value = stated(table, key)
     items = value if isinstance(value, list) else [value]
     return [item for item in items if type(item) is int and item >= 0]
 

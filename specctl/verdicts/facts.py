@@ -6,8 +6,6 @@ from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.vocabulary_map import offsets_to_absolute
 from specctl.verdicts.rule import Facts
 
-AUX_KEY = "eagle_aux_hidden_state_layer_ids"
-
 
 def is_eagle3(facts: Facts) -> bool:
     """Tell whether it is an EAGLE-3 draft with Llama-like attention, in any dialect."""

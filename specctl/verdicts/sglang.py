@@ -7,9 +7,8 @@
 
 from __future__ import annotations
 
-from specctl.formats.aux_layers import default_boundaries
+from specctl.formats.aux_layers import AUX_KEY, default_boundaries
 from specctl.verdicts.facts import (
-    AUX_KEY,
     has_qk_norm,
     has_qkv_bias,
     is_eagle3,

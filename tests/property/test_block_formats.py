@@ -18,7 +18,7 @@ from specctl.draft import DraftCheckpoint
 from specctl.formats.block import FORMATS
 from specctl.formats.block.places import Place, Sections, settle
 from specctl.formats.block.tables import BLOCK_TABLES
-from specctl.formats.fields import Findings, root_fields
+from specctl.formats.fields import ReaderFindings, root_fields
 from specctl.formats.written import Copy, WriteRequest, Written
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
@@ -172,7 +172,7 @@ def test_a_fact_in_several_places_is_the_first_and_every_other_one_is_named(
 ) -> None:
     keys = [f"k{place}" for place in range(len(values))]
     config = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-    root = root_fields(config, Findings())
+    root = root_fields(config, ReaderFindings())
     sections = Sections(root=root, nested={})
     found = settle(sections.places(*keys))
     stated = [value for value in values if value is not None]
@@ -182,4 +182,4 @@ def test_a_fact_in_several_places_is_the_first_and_every_other_one_is_named(
     assert isinstance(found, Place)
     assert found.fields.raw(found.key) == stated[0]
     others = [value for value in stated if value != stated[0]]
-    assert len([d for d in root.findings.diagnostics if d.code == "SD208"]) == len(others)
+    assert len([d for d in root.findings.result() if d.code == "SD208"]) == len(others)

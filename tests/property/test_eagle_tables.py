@@ -14,7 +14,7 @@ from specctl import checks, formats
 from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES
 from specctl.formats.eagle.parallel_heads import MAX_TENSORS, heads_names, heads_roles
 from specctl.formats.eagle.tables import TABLES
-from specctl.formats.fields import Findings
+from specctl.formats.fields import ReaderFindings
 from specctl.formats.registry import DRAFT_FORMATS
 from specctl.formats.written import WriteRequest, num_bytes
 from tests.property.test_formats import JSON_VALUES, judge, opened
@@ -55,7 +55,7 @@ def test_a_spelling_reads_as_its_role(dialect: str) -> None:
 def test_the_names_of_a_clean_eagle_file_are_written_back(name: str) -> None:
     checkpoint = opened(name)
     table = TABLES[name[: -len("-clean")]].names
-    matched = table.match(checkpoint.tensors, Findings())
+    matched = table.match(checkpoint.tensors, ReaderFindings())
     assert matched.unmapped == ()
     assert {table.key_of(role): ref.key for role, ref in matched.tensors.items()} == {
         key: key for key in checkpoint.tensors

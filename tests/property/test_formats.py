@@ -24,7 +24,7 @@ from specctl.contract.vocabulary_map import absolute_to_offsets, offsets_to_abso
 from specctl.formats import huggingface
 from specctl.formats.block.names import DSPARK_NAMES
 from specctl.formats.eagle.eagle3 import SAFEAILAB_NAMES, SPECULATORS_NAMES
-from specctl.formats.fields import Findings
+from specctl.formats.fields import ReaderFindings
 from specctl.formats.mtp import generic
 from specctl.formats.mtp.families import DEEPSEEK, SPECULATORS
 from specctl.formats.mtp.part import find_part
@@ -298,7 +298,7 @@ def test_the_names_of_a_clean_file_are_written_back(name: str) -> None:
     part = find_part(DEEPSEEK, checkpoint.tensors)
     dialect = detection.format or ""
     table = TABLES[dialect][0] if part is None else generic.names_of(part)
-    matched = table.match(checkpoint.tensors, Findings())
+    matched = table.match(checkpoint.tensors, ReaderFindings())
     assert {table.key_of(role): ref.key for role, ref in matched.tensors.items()} == {
         key: key for key in checkpoint.tensors
     }

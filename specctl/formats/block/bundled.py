@@ -22,7 +22,7 @@ from specctl.formats.block.flat_aux import read_flat_aux
 from specctl.formats.block.flat_layers import optional_roles
 from specctl.formats.block.heads import read_heads
 from specctl.formats.block.places import open_sections
-from specctl.formats.fields import Findings, root_fields
+from specctl.formats.fields import ReaderFindings, root_fields
 from specctl.formats.names import Ignored, Name, NameTable
 from specctl.formats.vocabulary import read_vocabulary
 
@@ -97,7 +97,7 @@ def names_of(keys: Iterable[str]) -> NameTable:
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
     checkpoint = _own_part(checkpoint)
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     sections = open_sections(root)
     names = names_of(checkpoint.tensors)
     matched = names.match(checkpoint.tensors, root.findings)

@@ -12,15 +12,16 @@ from __future__ import annotations
 from typing import Literal
 
 from specctl.checkpoint import tensor_place
+from specctl.contract.file_names import MASK_EMBEDDING
+from specctl.contract.findings import Findings
 from specctl.contract.manifest import Geometry, MarkovHead
 from specctl.draft import block_geometry
 from specctl.formats.block.places import Place, settle
-from specctl.formats.fields import Fields, Findings
+from specctl.formats.fields import Fields, ReaderFindings
 from specctl.formats.names import Matched
 from specctl.formats.speculators import GAMMA_PATH
 
 ANCHOR_PATH = "geometry.sample_from_anchor"
-MASK_FILE = "mask_embedding.pt"
 
 
 def settle_block(places: tuple[Place, ...]) -> tuple[Place, int | None]:
@@ -33,11 +34,11 @@ def settle_block(places: tuple[Place, ...]) -> tuple[Place, int | None]:
 def read_mask_token(places: tuple[Place, ...], file_names: tuple[str, ...]) -> int | None:
     """Return the id that the slots after the anchor are fed; SD314 when no place states it.
 
-    A file with the vector itself (`MASK_FILE`) stands in for the embedding's row.
+    A file with the vector itself (`MASK_EMBEDDING`) stands in for the embedding's row.
     """
     place = settle(places)
     findings = places[0].fields.findings
-    has_file = MASK_FILE in file_names
+    has_file = MASK_EMBEDDING in file_names
     if place is not None:
         return place.fields.integer(place.key, "draft.mask_token_id", minimum=0)
     if not has_file:
@@ -107,7 +108,7 @@ def infer_anchor(root: Fields, size: int | None, tokens: int | None) -> bool | N
 
 
 def read_geometry(
-    findings: Findings,
+    findings: ReaderFindings,
     *,
     size: int | None,
     anchor: bool | None,
@@ -273,7 +274,7 @@ def head_conditions(markov: MarkovHead | None, has_confidence: bool) -> frozense
 
 
 def causal_override(
-    stated: bool | None, layer_types: tuple[str, ...] | None, findings: Findings, where: str
+    stated: bool | None, layer_types: tuple[str, ...] | None, findings: ReaderFindings, where: str
 ) -> dict[str, bool]:
     """Return the detail `causal` when it changes a layer, else nothing.
 

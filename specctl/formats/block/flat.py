@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.contract.manifest import Decoder
 from specctl.contract.roles import TensorRole
 from specctl.draft import Algorithm, DraftCheckpoint
@@ -38,7 +39,7 @@ from specctl.formats.block.roles import (
 )
 from specctl.formats.decoder import count_layers
 from specctl.formats.eagle.eagle3 import read_target_hidden
-from specctl.formats.fields import Findings, root_fields
+from specctl.formats.fields import ReaderFindings, root_fields
 from specctl.formats.names import NameTable
 from specctl.formats.vocabulary import read_vocabulary
 
@@ -135,7 +136,7 @@ DOMINO = Dialect(
 
 def read(checkpoint: Checkpoint, dialect: Dialect) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     sections = open_sections(root)
     layers = layer_object(sections)
     matched = dialect.names.match(checkpoint.tensors, root.findings)
@@ -260,7 +261,7 @@ def _causal(sections: Sections, decoder: Decoder | None) -> dict[str, bool]:
 
 
 def _mask_file(checkpoint: Checkpoint) -> dict[str, object]:
-    return {"mask_file": facts.MASK_FILE} if facts.MASK_FILE in checkpoint.file_names else {}
+    return {"mask_file": MASK_EMBEDDING} if MASK_EMBEDDING in checkpoint.file_names else {}
 
 
 def _report_latent(sections: Sections) -> None:

@@ -10,7 +10,7 @@ from the layer counts (SD324).
 from __future__ import annotations
 
 from specctl.draft import AuxNumbering
-from specctl.formats.aux_layers import NO_AUX, AuxFacts, to_canonical
+from specctl.formats.aux_layers import AUX_KEY, NO_AUX, AuxFacts, to_canonical
 from specctl.formats.block.places import Sections, settle
 
 OUTPUT_LISTS = (
@@ -20,7 +20,7 @@ OUTPUT_LISTS = (
     "target_layer_ids",
 )
 BOUNDARY_LISTS = (
-    "eagle_aux_hidden_state_layer_ids",
+    AUX_KEY,
     "aux_hidden_state_layer_ids",
     "dflash_config.layer_ids",
 )

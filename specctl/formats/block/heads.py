@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from specctl.contract.findings import Findings
 from specctl.contract.manifest import MarkovHead
 from specctl.draft import Algorithm
 from specctl.formats.assemble import BlockFacts
 from specctl.formats.block import facts
 from specctl.formats.block.places import Sections, settle
-from specctl.formats.fields import Fields, Findings
+from specctl.formats.fields import Fields
 from specctl.formats.names import Matched
 
 SHAPING_KEYS: Mapping[str, tuple[str, ...]] = {

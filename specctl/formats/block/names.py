@@ -7,8 +7,8 @@ files end a codebook in `.weight` (exllamav3 issue 390), engine dumps call `fc` 
 
 from __future__ import annotations
 
-from specctl.formats.eagle.eagle3 import IGNORED_KEYS, VOCABULARY_NAMES
-from specctl.formats.names import Name, NameTable, layer_names
+from specctl.formats.eagle.eagle3 import VOCABULARY_NAMES
+from specctl.formats.names import IGNORED_KEYS, Name, NameTable, layer_names
 
 _ATTENTION = "layers.{i}.self_attn."
 _LINEAR = ("weight", "bias")

@@ -29,7 +29,7 @@ from specctl.formats.block.places import open_sections
 from specctl.formats.block.roles import DFLASH2_ROLES, DFLASH_ROLES, XPRESS_ROLES
 from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
 from specctl.formats.eagle.eagle3 import read_target_hidden
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.names import NameTable
 from specctl.formats.speculators import layer_fields, read_token_count
 from specctl.formats.vocabulary import read_vocabulary
@@ -68,7 +68,7 @@ KINDS: Mapping[str, Kind] = {
 
 def read(checkpoint: Checkpoint, kind: Kind) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = layer_fields(root, absent_model_type="qwen3")
     tokens = read_token_count(root, kind.algorithm)
     matched = kind.names.match(checkpoint.tensors, root.findings)

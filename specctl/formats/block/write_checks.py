@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from specctl.checkpoint import tensor_place
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Decoder
 from specctl.contract.roles import generic_role
 from specctl.draft import DraftCheckpoint
-from specctl.formats.fields import CONFIG
 from specctl.formats.writing import speculators_problems
 from specctl.formats.written import WriteRequest, lost, unable
 
@@ -68,6 +68,7 @@ def check_speculators(request: WriteRequest) -> Iterator[Diagnostic]:
     """Yield SD602 for what the Speculators classes of this family cannot hold."""
     draft = request.draft
     yield from _open_facts(draft)
+    yield from _token_count(draft)
     yield from speculators_problems(request)
     said = set[str]()
     for role, ref in draft.tensors.items():
@@ -99,6 +100,21 @@ def check_speculators(request: WriteRequest) -> Iterator[Diagnostic]:
             message="the Speculators classes size `fc` by the draft's own width",
             expected=draft.hidden_size,
             found=draft.target_hidden_size,
+        )
+
+
+def _token_count(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD602 for one token less than a sampled block has: it means an unsampled slot 0."""
+    size, geometry = draft.draft_block_size, draft.geometry
+    if size is None or geometry is None or not draft.sample_from_anchor:
+        return
+    if geometry.num_speculative_tokens == size - 1:
+        yield unable(
+            where=f"{CONFIG}#/speculators_config/proposal_methods",
+            message=f"{size - 1} tokens from a block of {size} mean an unsampled slot 0 in a "
+            "Speculators config",
+            expected=f"{size} tokens, or fewer than {size - 1}",
+            found=size - 1,
         )
 
 

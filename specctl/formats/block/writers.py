@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.draft import DraftCheckpoint
-from specctl.formats.block.facts import MASK_FILE
 from specctl.formats.block.flat import Dialect
 from specctl.formats.block.heads import SHAPING_KEYS
 from specctl.formats.block.speculators import Kind
@@ -27,18 +27,19 @@ from specctl.formats.block.write_checks import (
     settled_facts,
 )
 from specctl.formats.writing import (
+    SHARED_KEYS,
     SPECULATORS_VERSION,
     VOCABULARY_ROLES,
+    add_shared,
     dtype_config,
     layer_config,
     map_tensors,
     named_tensors,
-    own_or_target,
     speculators_section,
+    target_layers,
 )
-from specctl.formats.written import TensorSource, WriteRequest, Written
+from specctl.formats.written import TensorSource, WriteRequest, Written, nothing
 
-SHARED_ROLES = (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight"))
 _SPECULATORS_CLASSES = {
     "dflash": "DFlashSpeculator",
     "dflash2": "DFlash2DraftModel",
@@ -64,7 +65,7 @@ def write_speculators(request: WriteRequest, kind: Kind) -> Written:
     problems = list(check_speculators(request))
     facts = settled_facts(draft)
     if facts is None:
-        return Written(config={}, tensors={}, diagnostics=tuple(problems))
+        return nothing(*problems)
     tensors = named_tensors(draft, kind.names, without=(*VOCABULARY_ROLES, "embedding", "head"))
     problems += _share(request, tensors, is_optional=draft.format.startswith("speculators-"))
     config = {
@@ -104,7 +105,7 @@ def write_zlab(request: WriteRequest, dialect: Dialect, architecture: str) -> Wr
     problems = list(check_zlab(request, dialect.format))
     facts = settled_facts(draft)
     if facts is None:
-        return Written(config={}, tensors={}, diagnostics=tuple(problems))
+        return nothing(*problems)
     tensors = named_tensors(draft, dialect.names, without=(*VOCABULARY_ROLES, "embedding", "head"))
     nested = {
         "mask_token_id": facts.mask_token_id,
@@ -130,7 +131,7 @@ def write_deepspec(request: WriteRequest, dialect: Dialect) -> Written:
     problems = list(check_flat(request, dialect.format, is_anchor_sampled=True))
     facts = settled_facts(draft)
     if facts is None:
-        return Written(config={}, tensors={}, diagnostics=tuple(problems))
+        return nothing(*problems)
     tensors = named_tensors(draft, dialect.names, without=(*VOCABULARY_ROLES, "embedding", "head"))
     problems += _share(request, tensors, is_optional=draft.format == dialect.format)
     config = {
@@ -156,7 +157,7 @@ def write_modelopt(request: WriteRequest, dialect: Dialect) -> Written:
     problems = list(check_flat(request, dialect.format, is_anchor_sampled=None))
     facts = settled_facts(draft)
     if facts is None:
-        return Written(config={}, tensors={}, diagnostics=tuple(problems))
+        return nothing(*problems)
     tensors = named_tensors(draft, dialect.names)
     heads = _dspark_heads(draft)
     heads["use_confidence_head"] = heads.pop("enable_confidence_head")
@@ -181,7 +182,7 @@ def _written(
     tensors: dict[str, TensorSource],
     problems: list[Diagnostic],
 ) -> Written:
-    files = {MASK_FILE: MASK_FILE} if "mask_file" in draft.details else {}
+    files = {MASK_EMBEDDING: MASK_EMBEDDING} if "mask_file" in draft.details else {}
     return Written(
         config=dict(sorted(config.items())),
         tensors=tensors,
@@ -200,15 +201,11 @@ def _share(
         tensors: receives them.
         is_optional: the dialect that the draft comes from leaves out what is the target's.
     """
-    for role, key in SHARED_ROLES:
-        is_needed = role == "head" and request.draft.map_kind == "reduced"
-        if role not in request.draft.tensors and is_optional and not is_needed:
-            continue
-        found = own_or_target(request, role)
-        if isinstance(found, Diagnostic):
-            yield found
-        else:
-            tensors[key] = found
+    draft = request.draft
+    for role in SHARED_KEYS:
+        is_needed = role == "head" and draft.map_kind == "reduced"
+        if role in draft.tensors or is_needed or not is_optional:
+            yield from add_shared(request, tensors, role)
 
 
 def _flat(request: WriteRequest, facts: Facts, architecture: str) -> dict[str, Any]:
@@ -230,13 +227,6 @@ def _flat(request: WriteRequest, facts: Facts, architecture: str) -> dict[str, A
     if draft.target_hidden_size != draft.hidden_size:
         config["target_hidden_size"] = draft.target_hidden_size
     return config
-
-
-def target_layers(request: WriteRequest) -> int | None:
-    """Return the target's layer count, from the target or from the draft's own note of it."""
-    if request.target is not None and request.target.num_layers is not None:
-        return request.target.num_layers
-    return request.draft.target_num_layers
 
 
 def _shaping(draft: DraftCheckpoint) -> dict[str, object]:

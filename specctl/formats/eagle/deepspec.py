@@ -10,14 +10,15 @@ Foreign convention undone: `target_layer_ids` counts outputs, -1 is the embeddin
 from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
 from specctl.formats.aux_layers import read_output_ids
-from specctl.formats.eagle.eagle3 import IGNORED_KEYS, Dialect, read_eagle3, read_norm_flags
 from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES as FLAT_NAMES
+from specctl.formats.eagle.eagle3 import Dialect, read_eagle3, read_norm_flags
 from specctl.formats.eagle.roles import DEEPSPEC_ROLES
-from specctl.formats.fields import CONFIG, Findings, root_fields
+from specctl.formats.fields import ReaderFindings, root_fields
 from specctl.formats.model_types import flat_layers
-from specctl.formats.names import Name, NameTable
+from specctl.formats.names import IGNORED_KEYS, Name, NameTable
 from specctl.formats.speculators import report_gamma_missing
 
 NAMES = NameTable(
@@ -38,7 +39,7 @@ DIALECT = Dialect(
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = flat_layers(root, absent_model_type="qwen3")
     report_gamma_missing(root, CONFIG)
     root.integer("draft_num_hidden_layers")

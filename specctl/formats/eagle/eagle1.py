@@ -13,15 +13,24 @@ Speculators 0.6 `EagleSpeculatorConfig` and its converter.
 from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint, tensor_place
+from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint, chain_geometry
 from specctl.formats.assemble import NormFlags, assemble, is_whole
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
-from specctl.formats.eagle.eagle3 import IGNORED_KEYS, read_target_hidden, report_unflagged
+from specctl.formats.eagle.eagle3 import read_target_hidden, report_unflagged
 from specctl.formats.eagle.roles import EAGLE1_ROLES
-from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import Family, flat_layers
-from specctl.formats.names import Ignored, Matched, Name, NameTable, at_layer, layer_names
+from specctl.formats.names import (
+    IGNORED_KEYS,
+    Ignored,
+    Matched,
+    Name,
+    NameTable,
+    at_layer,
+    layer_names,
+)
 from specctl.formats.speculators import layer_fields, read_token_count, report_gamma_missing
 from specctl.formats.vocabulary import identity_vocabulary
 
@@ -71,7 +80,7 @@ SPECULATORS_NAMES = NameTable(
 
 def read_native(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft of SafeAILab's layout; SD318 when nothing says whether `fc` has a bias."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = flat_layers(root, absent_model_type="llama")
     report_gamma_missing(root, CONFIG)
     _report_bias_unstated(checkpoint, root)
@@ -90,7 +99,7 @@ def read_native(checkpoint: Checkpoint) -> DraftCheckpoint:
 
 def read_wrapper(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft of the old vLLM wrapper (SD220: current engines do not read it)."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     inner = root.section("model") or root
     layers, family = flat_layers(inner, absent_model_type="llama")
     _report_retired(root, "model_type", "vLLM's `eagle` wrapper", "native EAGLE (`eagle`)")
@@ -126,7 +135,7 @@ def _without_norms(skipped: list[tuple[str, str, str]]) -> NameTable:
 
 def read_speculators(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft of Speculators' type `eagle` (SD220: dropped in Speculators 0.7)."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = layer_fields(root, absent_model_type="llama")
     tokens = read_token_count(root, "eagle")
     _report_retired(

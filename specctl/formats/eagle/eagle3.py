@@ -28,8 +28,7 @@ from specctl.formats.eagle.side_files import with_side_map
 from specctl.formats.fields import Fields
 from specctl.formats.model_types import Family
 from specctl.formats.names import (
-    ROTARY_BUFFER,
-    Ignored,
+    IGNORED_KEYS,
     Matched,
     Name,
     NameTable,
@@ -37,14 +36,6 @@ from specctl.formats.names import (
     layer_names,
 )
 from specctl.formats.vocabulary import read_vocabulary, report_library_map
-
-IGNORED_KEYS: tuple[Ignored, ...] = (
-    ROTARY_BUFFER,
-    Ignored(
-        pattern=r"verifier_(lm_head|norm)\.weight",
-        reason="a copy of the target's weights, kept by training",
-    ),
-)
 
 VOCABULARY_NAMES: tuple[Name, ...] = (
     Name(role="embedding", keys=("embed_tokens.weight", "model.embed_tokens.weight")),

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble, is_whole, main_file
 from specctl.formats.decoder import count_layers, report_layer_count
 from specctl.formats.eagle.eagle3 import (
-    IGNORED_KEYS,
     SPECULATORS_NAMES,
     flag_conditions,
     read_norm_flags,
@@ -29,9 +29,9 @@ from specctl.formats.eagle.native import (
 )
 from specctl.formats.eagle.roles import MLA_ROLES, NO_Q_LORA, Q_LORA
 from specctl.formats.eagle.side_files import with_side_map
-from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import defaults_rule, flat_defaults
-from specctl.formats.names import Name, NameTable
+from specctl.formats.names import IGNORED_KEYS, Name, NameTable
 from specctl.formats.rope import read_rope
 from specctl.formats.speculators import report_gamma_missing
 from specctl.formats.vocabulary import read_vocabulary
@@ -91,7 +91,7 @@ _OF_THE_TARGET = (
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; its `decoder` is None: the layer is no Llama-family layer."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     root = root.with_defaults(flat_defaults("llama"), defaults_rule("llama"))
     findings = root.findings
     report_gamma_missing(root, CONFIG)

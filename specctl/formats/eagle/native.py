@@ -17,9 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint, TensorEntry
+from specctl.contract.file_names import CONFIG
 from specctl.contract.roles import EAGLE3_ROLES
 from specctl.draft import DraftCheckpoint
 from specctl.formats.aux_layers import (
+    AUX_KEY,
     NO_AUX,
     AuxFacts,
     decide_numbering,
@@ -37,12 +39,11 @@ from specctl.formats.eagle.eagle3 import (
 )
 from specctl.formats.eagle.parallel_heads import heads_names, heads_roles
 from specctl.formats.eagle.roles import Parts
-from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import flat_layers
 from specctl.formats.names import NameTable
 from specctl.formats.speculators import report_gamma_missing
 
-AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 SAFEAILAB = Dialect(format="safeailab-eagle3", names=SAFEAILAB_NAMES)
 SPECFORGE = Dialect(format="specforge-eagle3", names=SAFEAILAB_NAMES)
 MODELOPT = Dialect(format="modelopt-eagle3", names=SPECULATORS_NAMES)
@@ -95,7 +96,7 @@ def read_nemo(checkpoint: Checkpoint) -> DraftCheckpoint:
 
 
 def _read(checkpoint: Checkpoint, dialect: Dialect) -> DraftCheckpoint:
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = flat_layers(root, absent_model_type="llama")
     report_gamma_missing(root, CONFIG)
     nested = root.section("eagle_config")

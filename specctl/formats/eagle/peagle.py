@@ -10,10 +10,11 @@ kept. A native file names the mask token `ptd_token_id`, `pard_token` or `mask_t
 from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Geometry
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import BlockFacts
-from specctl.formats.aux_layers import read_boundary_ids
+from specctl.formats.aux_layers import AUX_KEY, read_boundary_ids
 from specctl.formats.eagle.eagle3 import (
     NEMO_NAMES,
     SPECULATORS_NAMES,
@@ -22,13 +23,12 @@ from specctl.formats.eagle.eagle3 import (
     read_norm_flags,
 )
 from specctl.formats.eagle.native import (
-    AUX_KEY,
     flat_norm_before_residual,
     note_switches,
     read_aux,
 )
 from specctl.formats.eagle.roles import peagle_roles
-from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import flat_layers
 from specctl.formats.names import Name, NameTable
 from specctl.formats.speculators import layer_fields, read_token_count, report_gamma_missing
@@ -48,7 +48,7 @@ WRAPPED_NAMES = _with_mask(NEMO_NAMES)
 
 def read_speculators(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft of a Speculators peagle file; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = layer_fields(root, absent_model_type="qwen3")
     tokens = read_token_count(root, "peagle")
     path = "draft.has_norm_before_residual"
@@ -73,7 +73,7 @@ def read_speculators(checkpoint: Checkpoint) -> DraftCheckpoint:
 
 def read_native(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft of a flat config; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = flat_layers(root, absent_model_type="llama")
     nested = root.section("eagle_config")
     note_switches(root, nested)

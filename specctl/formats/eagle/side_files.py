@@ -14,7 +14,7 @@ from specctl.checkpoint.pt_list import read_stored_ints
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.map_encoding import decide_map_encoding
 from specctl.contract.vocabulary_map import absolute_to_offsets
-from specctl.formats.fields import Findings
+from specctl.formats.fields import ReaderFindings
 from specctl.formats.vocabulary import VocabularyFacts
 
 
@@ -40,7 +40,7 @@ SIDE_MAPS: tuple[SideMap, ...] = (
 
 
 def with_side_map(
-    checkpoint: Checkpoint, facts: VocabularyFacts, findings: Findings
+    checkpoint: Checkpoint, facts: VocabularyFacts, findings: ReaderFindings
 ) -> VocabularyFacts:
     """Return the facts with the map of a side file when the weights hold none (SD221).
 
@@ -55,7 +55,7 @@ def with_side_map(
     try:
         values = read_stored_ints(checkpoint.store, found.file, entry=found.entry)
     except DiagnosticError as error:
-        findings.diagnostics.extend(error.diagnostics)
+        findings.extend(error.diagnostics)
         return facts
     offsets = absolute_to_offsets(values) if found.is_absolute else values
     ids = decide_map_encoding(offsets, facts.t2d, size).draft_to_target

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
 from specctl.draft import DraftCheckpoint
-from specctl.formats.aux_layers import read_boundary_ids
+from specctl.formats.aux_layers import AUX_KEY, read_boundary_ids
 from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES, Dialect, read_eagle3, read_norm_flags
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.speculators import layer_fields, read_token_count
 
 DIALECT = Dialect(format="speculators-eagle3", names=SPECULATORS_NAMES, is_library=True)
@@ -18,7 +18,7 @@ DIALECT = Dialect(format="speculators-eagle3", names=SPECULATORS_NAMES, is_libra
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = layer_fields(root, absent_model_type="qwen3")
     tokens = read_token_count(root, "eagle3")
     return read_eagle3(
@@ -27,7 +27,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
         root=root,
         layers=layers,
         family=family,
-        aux=read_boundary_ids(root, "eagle_aux_hidden_state_layer_ids", has_default=True),
+        aux=read_boundary_ids(root, AUX_KEY, has_default=True),
         num_speculative_tokens=tokens,
         flags=read_norm_flags(root, has_norm_before_residual=_norm_before_residual(root)),
     )

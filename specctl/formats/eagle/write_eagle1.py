@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
 from specctl.formats.eagle.eagle1 import NAMES, SPECULATORS_NAMES
-from specctl.formats.eagle.write_problems import no_place, nothing, reference_rope
-from specctl.formats.fields import CONFIG
+from specctl.formats.eagle.write_problems import no_place, reference_rope
 from specctl.formats.writing import (
     dtype_config,
     layer_config,
@@ -22,7 +22,7 @@ from specctl.formats.writing import (
     speculators_problems,
     speculators_section,
 )
-from specctl.formats.written import WriteRequest, Written, lost, unable
+from specctl.formats.written import WriteRequest, Written, lost, nothing, unable
 
 LAST_VERSION = "0.6.0"
 """The last release of Speculators that has the type `eagle`."""

@@ -12,19 +12,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
+from specctl.formats.aux_layers import AUX_KEY
 from specctl.formats.eagle import deepspec, mla
-from specctl.formats.eagle.native import AUX_KEY
-from specctl.formats.eagle.write_problems import missing_parts, nothing
-from specctl.formats.fields import CONFIG
+from specctl.formats.eagle.write_problems import missing_parts
 from specctl.formats.writing import (
+    SHARED_KEYS,
     VOCABULARY_ROLES,
+    add_shared,
     dtype_config,
     layer_config,
     map_tensors,
     named_tensors,
-    own_or_target,
+    target_layers,
 )
-from specctl.formats.written import WriteRequest, Written, unable
+from specctl.formats.written import WriteRequest, Written, nothing, unable
 
 _TRAINING = ("ttt_length", "step_loss_decay")
 
@@ -40,18 +42,13 @@ def write_deepspec(request: WriteRequest) -> Written:
     if decoder is None or draft.aux_layer_ids is None:
         return nothing(*problems)
     tensors = named_tensors(draft, deepspec.NAMES, without=(*VOCABULARY_ROLES, "embedding", "head"))
-    for role, key in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
-        found = own_or_target(request, role)
-        if isinstance(found, Diagnostic):
-            problems.append(found)
-        else:
-            tensors[key] = found
+    problems += add_shared(request, tensors, *SHARED_KEYS)
     config: dict[str, Any] = {
         "architectures": ["Qwen3Eagle3Model"],
         **layer_config(draft, decoder),
         **dtype_config(draft),
         "draft_num_hidden_layers": decoder.num_layers,
-        "num_target_layers": _target_layers(request),
+        "num_target_layers": target_layers(request),
         "target_layer_ids": list(draft.aux_layer_ids),
         **{key: draft.config[key] for key in _TRAINING if key in draft.config},
     }
@@ -88,12 +85,6 @@ def write_mla(request: WriteRequest) -> Written:
     return Written(config=config, tensors=tensors)
 
 
-def _target_layers(request: WriteRequest) -> int | None:
-    if request.target is not None and request.target.num_layers is not None:
-        return request.target.num_layers
-    return request.draft.target_num_layers
-
-
 def _deepspec_problems(request: WriteRequest) -> Iterator[Diagnostic]:
     draft, decoder = request.draft, request.draft.decoder
     is_variant = (
@@ -110,7 +101,7 @@ def _deepspec_problems(request: WriteRequest) -> Iterator[Diagnostic]:
         (draft.aux_layer_ids is not None, "lists the captured layers", "a list", "undecided"),
         (draft.map_kind == "identity", "has the target's vocabulary", "identity", draft.map_kind),
         (not is_variant, "has no norms beside EAGLE-3's", "none", "a variant"),
-        (_target_layers(request) is not None, "counts the target's layers", "--target", "nothing"),
+        (target_layers(request) is not None, "counts the target's layers", "--target", "nothing"),
     )
     for is_right, what, expected, found in rows:
         if not is_right:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Rope
 from specctl.draft import DraftCheckpoint
-from specctl.formats.eagle.native import AUX_KEY
-from specctl.formats.fields import CONFIG
-from specctl.formats.written import Written, lost, unable
+from specctl.formats.aux_layers import AUX_KEY
+from specctl.formats.written import lost, unable
 
 _PARTS = ("fc.weight", "norm", "layers.0.input_norm", "layers.0.hidden_norm")
 _LIBRARY_FAMILIES = ("llama", "qwen3")
 REFERENCE_ROPE = ("default", "linear", "dynamic")
-
-
-def nothing(*problems: Diagnostic) -> Written:
-    """Return a conversion that cannot be done."""
-    return Written(config={}, tensors={}, diagnostics=problems)
 
 
 def no_place(draft: DraftCheckpoint, role: str, reason: str) -> Diagnostic:

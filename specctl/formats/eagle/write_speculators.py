@@ -10,32 +10,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from specctl.contract.diagnostics import Diagnostic
 from specctl.draft import DraftCheckpoint
+from specctl.formats.aux_layers import AUX_KEY
 from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES
-from specctl.formats.eagle.native import AUX_KEY
 from specctl.formats.eagle.peagle import MASK_KEY
 from specctl.formats.eagle.write_problems import (
     common_problems,
     library_problems,
     missing_parts,
-    nothing,
 )
 from specctl.formats.eagle.writers import no_mask
 from specctl.formats.writing import (
+    SHARED_KEYS,
     SPECULATORS_VERSION,
     VOCABULARY_ROLES,
+    add_shared,
     dtype_config,
     layer_config,
     map_tensors,
     named_tensors,
-    own_or_target,
     speculators_problems,
     speculators_section,
 )
-from specctl.formats.written import Copy, TensorSource, WriteRequest, Written
-
-_STORED = (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight"))
+from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, nothing
 
 
 def write_eagle3(request: WriteRequest) -> Written:
@@ -78,12 +75,7 @@ def _write(request: WriteRequest, *, kind: str, architecture: str) -> Written:
     tensors = named_tensors(
         draft, SPECULATORS_NAMES, without=(*VOCABULARY_ROLES, "embedding", "head")
     )
-    for role, key in _STORED:
-        found = own_or_target(request, role)
-        if isinstance(found, Diagnostic):
-            problems.append(found)
-        else:
-            tensors[key] = found
+    problems += add_shared(request, tensors, *SHARED_KEYS)
     config: dict[str, Any] = {
         "architectures": [architecture],
         **_facts(draft),

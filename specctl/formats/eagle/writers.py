@@ -15,11 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Decoder
 from specctl.draft import DraftCheckpoint
-from specctl.formats.aux_layers import default_boundaries, to_canonical
+from specctl.formats.aux_layers import (
+    AUX_KEY,
+    decide_numbering,
+    default_boundaries,
+    to_canonical,
+)
 from specctl.formats.eagle.eagle3 import NEMO_NAMES, SAFEAILAB_NAMES, SPECULATORS_NAMES
-from specctl.formats.eagle.native import AUX_KEY
 from specctl.formats.eagle.parallel_heads import is_head_role
 from specctl.formats.eagle.peagle import MASK_KEY
 from specctl.formats.eagle.write_problems import (
@@ -27,20 +32,18 @@ from specctl.formats.eagle.write_problems import (
     missing_parts,
     no_place,
     normed_residual,
-    nothing,
     reference_rope,
     undeclared_parts,
 )
-from specctl.formats.fields import CONFIG
 from specctl.formats.names import NameTable
 from specctl.formats.writing import (
+    add_shared,
     dtype_config,
     layer_config,
     map_tensors,
     named_tensors,
-    own_or_target,
 )
-from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, unable
+from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, nothing, unable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,18 +216,16 @@ def _write(
     if form.has_list:
         unreadable = list(_unreadable_list(draft.aux_layer_ids))
         # A file of this dialect may hold a list that outputs cannot say: it is kept.
-        is_kept = is_own and (bool(unreadable) or draft.aux_layer_ids is None)
+        is_kept = is_own and (
+            draft.aux_layer_ids is None or (bool(unreadable) and _is_held(request))
+        )
         ids = draft.declared_aux_ids if is_kept else draft.aux_layer_ids
         listed = {} if ids is None else {AUX_KEY: list(ids)}
         config["eagle_config"] = {**listed, "use_aux_hidden_state": True}
         if not is_kept:
             problems += unreadable
     tensors: dict[str, TensorSource] = named_tensors(draft, form.names)
-    head = own_or_target(request, "head")
-    if isinstance(head, Diagnostic):
-        problems.append(head)
-    else:
-        tensors["lm_head.weight"] = head
+    problems += add_shared(request, tensors, "head")
     return Written(
         config=config,
         tensors=tensors | map_tensors(draft, with_mask=form.has_mask),
@@ -248,6 +249,15 @@ def _config(draft: DraftCheckpoint, decoder: Decoder, form: FlatForm) -> dict[st
         "norm_output": draft.has_norm_output,
     }
     return config | {name: True for name, holds in flags.items() if holds}
+
+
+def _is_held(request: WriteRequest) -> bool:
+    """Tell whether the list as the source has it is read as the captured layers to write."""
+    ids, target = request.draft.declared_aux_ids, request.target
+    if not ids:
+        return False
+    numbering, _, _ = decide_numbering(ids, None if target is None else target.num_layers)
+    return numbering is not None and to_canonical(ids, numbering) == request.draft.aux_layer_ids
 
 
 def _unreadable_list(ids: tuple[int, ...] | None) -> Iterator[Diagnostic]:

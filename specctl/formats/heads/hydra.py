@@ -17,7 +17,7 @@ from specctl.contract.roles import OPTIONAL, generic_role
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble
 from specctl.formats.aux_layers import NO_AUX
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.heads.indexed import (
     Row,
     count_heads,
@@ -47,7 +47,7 @@ _IGNORED = (
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft of a `hydra_lm_head.pt`; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     stored = checkpoint.tensors
     heads = count_heads(
         root, "hydra_num_heads", len({*numbers(stored, BLOCK), *numbers(stored, HEAD)})

@@ -122,8 +122,3 @@ def with_sizes(root: Fields, sizes: Mapping[str, int | None], rule: str) -> Fiel
 def rows_of(ref: TensorRef | None) -> int | None:
     """Return the rows of a stored matrix, None without one."""
     return ref.shape[0] if ref is not None and ref.shape else None
-
-
-def columns_of(ref: TensorRef | None) -> int | None:
-    """Return the columns of a stored matrix, None without one."""
-    return ref.shape[-1] if ref is not None and len(ref.shape) > 1 else None

@@ -17,7 +17,7 @@ from specctl.contract.roles import ALWAYS, OPTIONAL
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble
 from specctl.formats.aux_layers import NO_AUX
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.heads.indexed import (
     Row,
     Table,
@@ -35,12 +35,11 @@ from specctl.formats.vocabulary import VocabularyFacts
 ORIGINAL_BLOCK = r"(\d+)\.(\d+)\.linear\.(?:weight|bias)"
 ORIGINAL_HEAD = r"(\d+)\.(\d+)\.weight"
 VLLM_BLOCK = r"(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(?:weight|bias)"
-VLLM_HEAD = r"(?:medusa_heads\.)?lm_heads\.(\d+)\.weight"
 
 
 def read_original(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft of a `medusa_lm_head.pt`; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     keys = checkpoint.tensors
     found = set(numbers(keys, ORIGINAL_BLOCK)) | set(numbers(keys, ORIGINAL_HEAD))
     heads = count_heads(root, "medusa_num_heads", len(found))
@@ -59,7 +58,7 @@ def read_original(checkpoint: Checkpoint) -> DraftCheckpoint:
 
 def read_vllm(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft in vLLM's layout; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     keys = checkpoint.tensors
     heads = count_heads(root, "num_heads", len(numbers(keys, VLLM_BLOCK)))
     blocks = len(numbers(keys, VLLM_BLOCK, 2)) or root.integer("num_hidden_layers") or 0
@@ -146,7 +145,7 @@ def _vllm_vocabulary(checkpoint: Checkpoint, root: Fields, matched: Matched) -> 
         try:
             ids = tuple(checkpoint.read_ints(ref.key))
         except DiagnosticError as error:
-            root.findings.diagnostics.extend(error.diagnostics)
+            root.findings.extend(error.diagnostics)
         where = f"{ref.file}::{ref.key}"
         root.findings.derived("vocabulary.map_digest", where, "token_map holds absolute ids")
     return VocabularyFacts(

@@ -16,7 +16,7 @@ from specctl.contract.roles import ALWAYS, OPTIONAL
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble
 from specctl.formats.aux_layers import NO_AUX
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.heads.indexed import MAX_HEADS, Row, match, numbers, table, with_sizes
 from specctl.formats.vocabulary import identity_vocabulary
 
@@ -26,7 +26,7 @@ COUNT_KEY = "n_predict"
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     _refuse_other_kinds(root)
     is_tied = bool(root.flag("tie_weights"))
     found = len(numbers(checkpoint.tensors, _HEAD))

@@ -15,7 +15,7 @@ from specctl.formats import target as target_format
 from specctl.formats.assemble import BlockFacts, assemble
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.format import Evidence
 from specctl.formats.huggingface import NAMES
 from specctl.formats.model_types import flat_layers
@@ -35,7 +35,7 @@ def claim(evidence: Evidence) -> str | None:
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = flat_layers(root, absent_model_type="llama")
     matched = NAMES.match(checkpoint.tensors, root.findings)
     num_layers = count_layers(matched.tensors)

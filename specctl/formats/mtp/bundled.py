@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.findings import Findings
 from specctl.formats.assemble import is_whole
-from specctl.formats.fields import Fields, Findings
+from specctl.formats.fields import Fields
 from specctl.formats.mtp.config import read_count
 from specctl.formats.mtp.families import BY_NAME
 from specctl.formats.mtp.part import find_part

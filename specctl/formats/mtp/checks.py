@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from specctl.checkpoint import Checkpoint, tensor_place
+from specctl.contract.findings import Findings
 from specctl.formats.assemble import main_file
-from specctl.formats.fields import Findings
 from specctl.formats.mtp.config import LayerCount
 from specctl.formats.mtp.part import MtpPart
 from specctl.formats.mtp.style import LayerStyle, expert_indexes, has_stem, required_stems

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.checkpoint.config_sections import TEXT_SECTIONS
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.mtp.families import COUNT_FIELDS
 from specctl.formats.mtp.part import MtpPart
 
-TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config")
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 # Fields of families whose layers are carried by name; each has a meaning in its own engine and
 # none is news. What decides a shape is read in `sizes_of`.
@@ -202,6 +202,6 @@ def count_pointer(config: Mapping[str, object], fields: tuple[str, ...]) -> str 
         The field that is stated, else the family's first one beside the text model's dimensions;
         None for a family without such a field.
     """
-    root = root_fields(config, Findings())
+    root = root_fields(config, ReaderFindings())
     count = read_count(root, text_fields(root), fields)
     return None if count is None else count.field.partition("#")[2]

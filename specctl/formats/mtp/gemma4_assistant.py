@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import TensorRef
 from specctl.contract.roles import ALWAYS, OPTIONAL, TensorRole
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble, is_whole, main_file
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import count_layers, report_layer_count
-from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.names import ROTARY_BUFFER, Ignored, Name, NameTable
 from specctl.formats.speculators import report_gamma_missing
 from specctl.formats.vocabulary import identity_vocabulary
@@ -120,7 +121,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     Diagnostics: SD207 (a switch that the class refuses), SD310, SD404 (the ordering repeats a
     token), SD501, SD506 (ordering stored and not asked for).
     """
-    root = root_fields(checkpoint.config, Findings()).with_defaults(_DEFAULTS, _DEFAULTS_RULE)
+    root = root_fields(checkpoint.config, ReaderFindings()).with_defaults(_DEFAULTS, _DEFAULTS_RULE)
     text = root.section("text_config") or root
     matched = NAMES.match(checkpoint.tensors, root.findings)
     head = _Head(
@@ -206,7 +207,7 @@ def _check_ordering(
     try:
         order = checkpoint.read_ints(ref.key)
     except DiagnosticError as error:
-        root.findings.diagnostics.extend(error.diagnostics)
+        root.findings.extend(error.diagnostics)
         return
     if sorted(order) != list(range(len(order))):
         counts = Counter(order)

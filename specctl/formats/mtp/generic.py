@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from specctl.checkpoint import Checkpoint
+from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Decoder
 from specctl.contract.roles import MTP_ROLES, TensorRole
 from specctl.draft import DraftCheckpoint
@@ -19,7 +20,7 @@ from specctl.formats.assemble import assemble, is_whole
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import read_draft_stack, report_layer_count
 from specctl.formats.embedding import is_decoy_part
-from specctl.formats.fields import CONFIG, Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import Family, family_of, with_class_defaults
 from specctl.formats.mtp.checks import report_counts, report_experts, report_required
 from specctl.formats.mtp.config import read_count, settle_fields, sizes_of, text_fields
@@ -28,8 +29,7 @@ from specctl.formats.mtp.part import SHARED_KEYS, MtpPart, find_part
 from specctl.formats.mtp.roles import roles_of
 from specctl.formats.mtp.style import LayerStyle, read_style
 from specctl.formats.names import (
-    ROTARY_BUFFER,
-    Ignored,
+    IGNORED_KEYS,
     Matched,
     Name,
     NameTable,
@@ -38,14 +38,6 @@ from specctl.formats.names import (
 )
 from specctl.formats.speculators import report_gamma_missing
 from specctl.formats.vocabulary import identity_vocabulary
-
-IGNORED_KEYS: tuple[Ignored, ...] = (
-    ROTARY_BUFFER,
-    Ignored(
-        pattern=r"verifier_(lm_head|norm)\.weight",
-        reason="a copy of the target's weights, kept by training",
-    ),
-)
 
 
 def reader_of(family: MtpFamily) -> Callable[[Checkpoint], DraftCheckpoint]:
@@ -60,7 +52,7 @@ def read(family: MtpFamily, checkpoint: Checkpoint) -> DraftCheckpoint:
     if is_bundled:
         own = {key: entry for key, entry in checkpoint.tensors.items() if key in part.roles}
         checkpoint = replace(checkpoint, tensors=own)
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     text = text_fields(root)
     report_gamma_missing(root, CONFIG)
     names = names_of(part)

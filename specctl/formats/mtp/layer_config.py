@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
-from specctl.formats.fields import CONFIG, Findings, root_fields
+from specctl.formats.fields import ReaderFindings, root_fields
 from specctl.formats.mtp.config import text_fields
 from specctl.formats.mtp.families import COUNT_FIELDS
 from specctl.formats.writing import dtype_config, layer_config
@@ -43,7 +44,7 @@ def speculators_layer(draft: DraftCheckpoint) -> dict[str, Any] | Diagnostic:
         if is_known and decoder.has_qkv_bias == decoder.has_o_bias:
             return layer_config(draft, decoder)
         return _no_class(f"`{decoder.family}` layers")
-    fields = dict(text_fields(root_fields(draft.config, Findings())).data)
+    fields = dict(text_fields(root_fields(draft.config, ReaderFindings())).data)
     model_type = fields.get("model_type")
     known = _TEXT_TYPE_OF.get(model_type, model_type) if isinstance(model_type, str) else None
     if known not in GATED_TEXT_TYPES:

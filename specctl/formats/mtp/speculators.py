@@ -11,7 +11,7 @@ from specctl.contract.roles import MTP_ROLES
 from specctl.draft import DraftCheckpoint, chain_geometry
 from specctl.formats.assemble import assemble, is_whole
 from specctl.formats.aux_layers import NO_AUX
-from specctl.formats.fields import Fields, Findings, root_fields
+from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import CLASS_DEFAULTS, defaults_rule, family_of
 from specctl.formats.mtp import generic
 from specctl.formats.mtp.checks import report_experts, report_required
@@ -30,7 +30,7 @@ COUNT_KEY = "num_nextn_predict_layers"
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics."""
-    root = root_fields(checkpoint.config, Findings())
+    root = root_fields(checkpoint.config, ReaderFindings())
     layers = _layer_fields(root)
     tokens = read_token_count(root, "mtp")
     part = find_part(SPECULATORS, checkpoint.tensors) or generic.empty_part(SPECULATORS)

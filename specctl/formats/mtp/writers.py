@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
-from specctl.formats.fields import CONFIG
 from specctl.formats.mtp.config import count_pointer, with_count
 from specctl.formats.mtp.expert_forms import with_experts
 from specctl.formats.mtp.families import DEEPSEEK, QWEN, SPECULATORS
@@ -32,7 +32,7 @@ from specctl.formats.writing import (
     speculators_problems,
     speculators_section,
 )
-from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, unable
+from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, nothing, unable
 
 
 def writer_of(family: MtpFamily) -> Callable[[WriteRequest], Written]:
@@ -50,9 +50,9 @@ def write_native(family: MtpFamily, request: WriteRequest) -> Written:
     if draft.format == family.name:
         return Written(config=_counted(family, draft), tensors=_as_stored(family, draft))
     if draft.format != SPECULATORS.name or family.name not in (DEEPSEEK.name, QWEN.name):
-        return _nothing(_other_family(family, draft))
+        return nothing(_other_family(family, draft))
     if _last_place(draft) > 0:
-        return _nothing(_limit("num_prediction_layers", "one prediction layer", "several"))
+        return nothing(_limit("num_prediction_layers", "one prediction layer", "several"))
     if family.name == QWEN.name:
         return _qwen_from_speculators(request)
     return _deepseek_from_speculators(request)
@@ -93,12 +93,12 @@ def write_speculators(request: WriteRequest) -> Written:
     layer = speculators_layer(draft)
     problems = [*_speculators_limits(draft), *speculators_problems(request)]
     if isinstance(layer, Diagnostic):
-        return _nothing(layer, *problems)
+        return nothing(layer, *problems)
     if draft.geometry is None or any(problem.code == "SD602" for problem in problems):
-        return _nothing(*problems)
+        return nothing(*problems)
     sources = with_experts(draft.tensors, is_fused=True)
     if any(".mlp.experts.0." in role for role in sources):
-        return _nothing(_limit("experts", "experts alike in dtype and shape", "unlike ones"))
+        return nothing(_limit("experts", "experts alike in dtype and shape", "unlike ones"))
     config: dict[str, Any] = {
         "architectures": ["MTPDraftModel"],
         "num_nextn_predict_layers": 1,
@@ -118,7 +118,7 @@ def _qwen_from_speculators(request: WriteRequest) -> Written:
     draft = request.draft
     config = qwen_config(draft)
     if isinstance(config, Diagnostic):
-        return _nothing(config)
+        return nothing(config)
     layer_type = _layer_type(draft)
     is_fused = layer_type not in ("qwen3_next",)
     sources = with_experts(draft.tensors, is_fused=is_fused)
@@ -130,7 +130,7 @@ def _deepseek_from_speculators(request: WriteRequest) -> Written:
     draft, target = request.draft, request.target
     depth = None if target is None else target.num_layers
     if depth is None:
-        return _nothing(
+        return nothing(
             unable(
                 where=CONFIG,
                 message="the layer is numbered after its target's layers, and the target is not "
@@ -141,7 +141,7 @@ def _deepseek_from_speculators(request: WriteRequest) -> Written:
         )
     config = deepseek_config(draft, depth)
     if isinstance(config, Diagnostic):
-        return _nothing(config)
+        return nothing(config)
     sources = {role: Copy(ref=ref) for role, ref in draft.tensors.items()}
     tensors = named(DEEPSEEK, sources, root=DEEPSEEK.roots[0], indexes=(depth,))
     return Written(config=config, tensors=tensors, diagnostics=tuple(_unsaid(draft)))
@@ -214,7 +214,3 @@ def _other_family(family: MtpFamily, draft: DraftCheckpoint) -> Diagnostic:
         expected=f"`{family.name}`, or `{SPECULATORS.name}` with {types}",
         found=draft.format,
     )
-
-
-def _nothing(*problems: Diagnostic) -> Written:
-    return Written(config={}, tensors={}, diagnostics=problems)

@@ -28,8 +28,9 @@ from convert_files import (
 from specctl.checkpoint import Checkpoint, open_checkpoint
 from specctl.checkpoint.sources import LocalStore
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.file_names import INDEX
 from specctl.convert import files
-from specctl.convert.layout import INDEX, plan_layout
+from specctl.convert.layout import plan_layout
 from specctl.convert.sizes import parse_size
 from specctl.formats.written import Joined, Rows, Span, TensorSource, Values
 

@@ -6,16 +6,16 @@ import pytest
 
 from specctl.checkpoint import TensorEntry
 from specctl.formats.embedding import EMBEDDING_KEYS, find_decoys, find_embedding, is_decoy
-from specctl.formats.fields import Fields, Findings
+from specctl.formats.fields import Fields, ReaderFindings
 from specctl.formats.rope import read_rope
 
 
 def rope_of(config: dict[str, object]) -> tuple[object, list[str]]:
-    findings = Findings()
+    findings = ReaderFindings()
     fields = Fields(
         data=config, pointer="", findings=findings, defaults={"rope_theta": 10000.0}, rule="r"
     )
-    return read_rope(fields, "draft.decoder.rope"), [d.code for d in findings.diagnostics]
+    return read_rope(fields, "draft.decoder.rope"), [d.code for d in findings.result()]
 
 
 def entry(key: str) -> TensorEntry:
@@ -103,9 +103,9 @@ def test_a_copy_is_a_decoy_and_never_picked(key: str) -> None:
 
 
 def test_two_genuine_spellings_are_reported() -> None:
-    findings = Findings()
+    findings = ReaderFindings()
     keys = ("model.embed_tokens.weight", "tok_embeddings.weight")
     found = find_embedding({key: entry(key) for key in keys}, findings)
     assert found is not None
     assert found.key == keys[0]
-    assert [d.code for d in findings.diagnostics] == ["SD505"]
+    assert [d.code for d in findings.result()] == ["SD505"]
