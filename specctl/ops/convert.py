@@ -295,9 +295,13 @@ def refused(
 
 
 def left_open(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yield findings with those as infos that the writer, or a named loss, decides."""
+    """Yield findings with those as infos that the writer, or a named loss, decides.
+
+    A guess is a warning and stays one: what is written states it as a fact.
+    """
     for item in diagnostics:
-        is_left = item.code in OPEN_FACTS or item.code in _SETTLED_BY_LOSS
+        is_open = item.code in OPEN_FACTS and item.severity == "error"
+        is_left = is_open or item.code in _SETTLED_BY_LOSS
         yield msgspec.structs.replace(item, severity="info") if is_left else item
 
 

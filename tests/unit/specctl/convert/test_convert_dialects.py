@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from convert_files import CHECKPOINTS, config_of, names_in, read_weights
 
-from specctl.checkpoint import write_safetensors
 from specctl.convert.dialects import ALIASES, dialect_names, writable_formats
 from specctl.formats.registry import BY_NAME
 from specctl.ops.convert import Options, convert
 from specctl.ops.convert_report import ConvertReport
 from specctl.ops.given import Given
 from specctl.ops.load import load
-from specctl.ops.normalize import normalize
 from specctl.ops.validate import validate
 
 GAMMA = Given(num_speculative_tokens=4)
@@ -151,35 +148,6 @@ def test_a_broken_source_is_not_converted(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "target"),
-    [
-        ("speculators-eagle3-fp8-scale-missing", "SD511", None),
-        ("speculators-eagle3-fp8-scale-shape", "SD513", None),
-        ("speculators-eagle3-fp8-undeclared", "SD515", None),
-        ("speculators-eagle3-other-tokenizer", "SD419", "hf-llama-tiny"),
-    ],
-)
-def test_what_validate_refuses_is_not_written(
-    tmp_path: Path, name: str, code: str, target: str | None
-) -> None:
-    out = tmp_path / "out"
-    beside = None if target is None else source(target)
-    report = convert(source(name), to="specforge", out=str(out), target=beside)
-    assert (report.state, errors(report)) == ("refused", [code])
-    report = normalize(source(name), out=str(out), target=beside)
-    assert (report.state, errors(report)) == ("refused", [code])
-    assert not out.exists()
-
-
-def test_a_pickle_that_was_not_read_is_the_reason(tmp_path: Path) -> None:
-    start = tmp_path / "draft"
-    shutil.copytree(source("container-pickle-code"), start)
-    shutil.copy(Path(source("eagle-clean")) / "config.json", start)
-    report = convert(str(start), to="eagle", out=str(tmp_path / "out"))
-    assert errors(report) == ["SD103", "SD201"]
-
-
 @pytest.mark.parametrize("name", ["nonsense", "speculators-dspark"])
 def test_a_dialect_of_another_algorithm(tmp_path: Path, name: str) -> None:
     report = convert(source("speculators-eagle3-clean"), to=name, out=str(tmp_path / "out"))
@@ -247,55 +215,6 @@ def test_a_token_map_gathers_rows_of_the_drafts_head(tmp_path: Path) -> None:
     assert [i for i, bit in enumerate(read.t2d) if bit] == rows
     kept = set(before) - {"lm_head.weight", "d2t", "t2d"}
     assert {key: after[key] for key in kept} == {key: before[key] for key in kept}
-
-
-@pytest.mark.parametrize("has_mask", [True, False])
-def test_a_map_beside_a_reduced_head_is_taken_over(tmp_path: Path, has_mask: bool) -> None:
-    """Automodel issue 2447: the ids were saved in a side file."""
-    clean = load(source("speculators-eagle3-clean")).draft
-    assert clean is not None
-    ids = list(clean.draft_to_target or ())
-    start, out = tmp_path / "draft", tmp_path / "out"
-    shutil.copytree(source("speculators-eagle3-clean"), start)
-    weights = read_weights(start)
-    dropped = {"d2t"} if has_mask else {"d2t", "t2d"}
-    write_safetensors(
-        start / "model.safetensors", {k: t for k, t in weights.items() if k not in dropped}
-    )
-    assert "SD401" in errors(convert(str(start), to="specforge", out=str(out)))
-
-    def with_map(given: list[int]) -> ConvertReport:
-        map_file = Given(token_map=token_map(tmp_path, given))
-        return convert(str(start), to="specforge", out=str(out), given=map_file)
-
-    for wrong in (ids[1:], ids[:1]):
-        assert errors(with_map(wrong)) == ["SD607"]
-    other = [i for i in range(64) if i not in ids][: len(ids)]
-    assert errors(with_map(other)) == (["SD607"] if has_mask else [])
-    shutil.rmtree(out, ignore_errors=True)
-    report = with_map(ids)
-    assert (report.state, errors(report)) == ("written", [])
-    written = read_weights(out)
-    assert {key: written[key] for key in ("d2t", "t2d")} == {
-        key: weights[key] for key in ("d2t", "t2d")
-    }
-
-
-def test_a_quantised_head_is_not_cut(tmp_path: Path) -> None:
-    start, out = tmp_path / "draft", tmp_path / "out"
-    shutil.copytree(source("speculators-eagle3-identity"), start)
-    weights = read_weights(start)
-    rows, width = weights["lm_head.weight"][1]
-    weights["lm_head.weight"] = ("F8_E4M3", (rows, width), bytes(rows * width))
-    weights["lm_head.weight_scale"] = ("F32", (rows, 1), bytes(rows * 4))
-    write_safetensors(start / "model.safetensors", weights)
-    config = json.loads((start / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-    (start / "config.json").write_text(json.dumps(config))
-    given = Given(token_map=token_map(tmp_path))
-    report = convert(str(start), to="specforge", out=str(out), target=TINY, given=given)
-    assert errors(report) == ["SD607"]
-    assert "scales" in report.diagnostics[-1].message
 
 
 def test_rows_of_the_targets_head_come_back_as_the_full_head(tmp_path: Path) -> None:
