@@ -74,8 +74,7 @@ def test_a_number_beyond_reason_is_refused_and_costs_nothing(key: str) -> None:
 def test_a_layer_index_beyond_reason_makes_a_bounded_list() -> None:
     far = f"layers.{10**9}.self_attn.q_proj.weight"
     read = draft(EAGLE3, add={far: (24, 32)})
-    assert "SD501" in codes(read.diagnostics)
-    assert len(read.diagnostics) < 20_000
+    assert codes(read.diagnostics) == ["SD502"]
 
 
 def test_a_scaling_list_with_a_number_beyond_floats_is_kept_as_text() -> None:
