@@ -60,7 +60,8 @@ def discover_all(
 def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Found, ...]:
     """Return what is at or below `source`, in a fixed order.
 
-    A source that is nothing of the kind is returned as a checkpoint: opening it says what is wrong.
+    A source that is nothing of the kind is returned as a checkpoint: opening it says what is wrong,
+    and a pattern among them (`is_pattern`) matched nothing.
 
     Args:
         source: a checkpoint or a file of one, a manifest, a directory that holds some, or a pattern
@@ -68,7 +69,7 @@ def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Foun
         listed: absolute paths that count as found whatever they look like.
     """
     itself = (Found(path=source, kind="checkpoint"),)
-    if glob.has_magic(source) and not os.path.lexists(source):
+    if is_pattern(source):
         names = sorted(glob.glob(source, recursive=True))  # noqa: PTH207  (one call for `**` too)
         return tuple(item for name in names for item in _matched(Path(name), listed)) or itself
     path = Path(source)
@@ -77,6 +78,11 @@ def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Foun
     if not source.strip() or not _is_walkable(path) or is_checkpoint(path):
         return itself
     return tuple(_walk(path, listed)) or itself
+
+
+def is_pattern(source: str) -> bool:
+    """Tell whether a source is a pattern: it has a wildcard, and nothing has this name."""
+    return glob.has_magic(source) and not os.path.lexists(source)
 
 
 def _named_file(path: Path, source: str) -> tuple[Found, ...]:

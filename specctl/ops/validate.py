@@ -17,9 +17,9 @@ import msgspec
 
 from specctl.checkpoint import DEFAULT_ACCESS, Access, is_hub_source
 from specctl.contract.codec import load_manifest, verify_digests, verify_places
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.text import printable
-from specctl.ops.discover import Found, discover_all
+from specctl.ops.discover import Found, discover_all, is_pattern
 from specctl.ops.expect import Expectations, compare, read_expectations
 from specctl.ops.load import Loaded, fit, load, located, wrong_role
 from specctl.ops.report import (
@@ -109,6 +109,17 @@ def _open_target(source: str, access: Access) -> tuple[Loaded | None, tuple[Diag
     return (None, wrong) if wrong else (loaded, ())
 
 
+def _unmatched(pattern: str) -> Diagnostic:
+    return diagnose(
+        "SD119",
+        where=pattern,
+        message="the pattern matches no checkpoint and no manifest",
+        expected="config.json, weights or manifest.yaml among the matches",
+        found="none",
+        help="Check the pattern; `**` stands for any number of directories",
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Judged:
     """A result before severities: the fields of `ValidateResult`."""
@@ -130,6 +141,8 @@ def _judge(
     if item.kind == "manifest":
         found = check_manifest_file(item.path, access=access)
         return _Judged(source=item.path, kind="manifest", diagnostics=found)
+    if is_pattern(item.path) and not is_hub_source(item.path):
+        return _Judged(source=item.path, diagnostics=(_unmatched(item.path),))
     try:
         loaded = load(item.path, access=access)
     except DiagnosticError as error:

@@ -234,6 +234,9 @@ def test_patterns_are_expanded_here(
     assert found_in("none-*") == [("none-*", "checkpoint")]
     (result,) = validate(["none-*"]).results
     assert [item.code for item in result.diagnostics] == ["SD119"]
+    assert "pattern" in result.diagnostics[0].message
+    (of_a_hub,) = validate(["hf:org/na*"]).results
+    assert [item.code for item in of_a_hub.diagnostics] == ["SD146"]
     (tmp_path / "hf-llama-clean").rename(tmp_path / "odd[1]")
     assert found_in("odd[1]") == [("odd[1]", "checkpoint")], "a name that is there is no pattern"
 
