@@ -34,6 +34,11 @@ def general_losses(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
         )
 
 
+def losses_in(diagnostics: Iterable[Diagnostic]) -> tuple[str, ...]:
+    """Return the names of the losses among the findings, each once, sorted."""
+    return tuple(sorted({name for d in diagnostics if (name := loss_of(d)) is not None}))
+
+
 def _listed(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -18,16 +18,16 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, 
 from specctl.convert.dialects import find_dialect
 from specctl.convert.engine import Plan, write
 from specctl.convert.layout import DEFAULT_SHARD_BYTES, json_bytes, plan_layout
-from specctl.convert.losses import general_losses, judge_losses
-from specctl.convert.provenance import provenance_record, tensor_origin
+from specctl.convert.losses import general_losses, judge_losses, losses_in
+from specctl.convert.provenance import provenance_record
 from specctl.convert.reading import Moved
 from specctl.convert.shared import settle_shared
 from specctl.convert.side_files import side_files
 from specctl.convert.verify import OPEN_FACTS, check_written, unused_tensors
 from specctl.convert.vocabulary import adopted, full, lacks_map, reduced
 from specctl.formats.format import Format
-from specctl.formats.written import WriteRequest, Written, loss_of
-from specctl.ops.convert_report import ConvertReport, OutputFileFacts, OutputTensor
+from specctl.formats.written import WriteRequest, Written
+from specctl.ops.convert_report import ConvertReport, planned_report, refused
 from specctl.ops.draft_parts import Parts, read_parts
 from specctl.ops.given import NOTHING_GIVEN, Given
 from specctl.ops.load import located
@@ -176,7 +176,7 @@ def write_draft(
         target=parts.target_source,
     )
     found = judge_losses((*opened, *own), allow)
-    losses = tuple(sorted({name for d in found if (name := loss_of(d)) is not None}))
+    losses = losses_in(found)
     if not has_errors(found):
         found = (*found, *unused(parts, written, losses))
     if has_errors(found):
@@ -217,32 +217,6 @@ def write_draft(
     return carry_out(plan, report, check=check, options=options)
 
 
-def planned_report(
-    plan: Plan,
-    *,
-    source: str,
-    source_format: str,
-    format: str,
-    out: str,
-    found: Iterable[Diagnostic],
-) -> ConvertReport:
-    """Return the report of a plan that is not carried out yet."""
-    return ConvertReport(
-        source=source,
-        source_format=source_format,
-        written_format=format,
-        output=out,
-        state="planned",
-        files=_files(plan),
-        tensors=_tensors(plan),
-        losses_allowed=(),
-        fixes=(),
-        config_changes=(),
-        renames=(),
-        diagnostics=tuple(finding(d) for d in found),
-    )
-
-
 def carry_out(
     plan: Plan, report: ConvertReport, *, check: Callable[[Path], None], options: Options
 ) -> ConvertReport:
@@ -270,30 +244,6 @@ def carry_out(
     return msgspec.structs.replace(report, state=outcome.state)
 
 
-def refused(
-    source: str,
-    source_format: str | None,
-    written_format: str | None,
-    out: str,
-    diagnostics: Iterable[Diagnostic],
-) -> ConvertReport:
-    """Return the report of a conversion that was not done."""
-    return ConvertReport(
-        source=source,
-        source_format=source_format,
-        written_format=written_format,
-        output=out,
-        state="refused",
-        files=(),
-        tensors=(),
-        losses_allowed=(),
-        fixes=(),
-        config_changes=(),
-        renames=(),
-        diagnostics=tuple(finding(d) for d in diagnostics),
-    )
-
-
 def left_open(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     """Yield findings with those as infos that the writer, or a named loss, decides.
 
@@ -315,24 +265,3 @@ def unused(parts: Parts, written: Written, losses: tuple[str, ...]) -> Iterator[
             expected="every tensor written, or a named loss",
             found="a tensor left over",
         )
-
-
-def _files(plan: Plan) -> tuple[OutputFileFacts, ...]:
-    return tuple(
-        OutputFileFacts(file=file.name, size_bytes=file.size, num_tensors=len(file.tensors))
-        for file in plan.layout.files
-    )
-
-
-def _tensors(plan: Plan) -> tuple[OutputTensor, ...]:
-    return tuple(
-        OutputTensor(
-            key=key,
-            file=file.name,
-            dtype=source.dtype,
-            shape=source.out_shape,
-            source=tensor_origin(source),
-        )
-        for file in plan.layout.files
-        for key, source in file.tensors.items()
-    )

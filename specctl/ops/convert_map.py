@@ -9,10 +9,9 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, 
 from specctl.convert.dialects import GGUF_MAP
 from specctl.convert.gguf_map import gguf_map
 from specctl.convert.layout import json_bytes
-from specctl.convert.losses import judge_losses
-from specctl.formats.written import loss_of
-from specctl.ops.convert import Options, left_open, refused
-from specctl.ops.convert_report import ConvertReport, OutputFileFacts
+from specctl.convert.losses import judge_losses, losses_in
+from specctl.ops.convert import Options, left_open
+from specctl.ops.convert_report import ConvertReport, OutputFileFacts, refused
 from specctl.ops.draft_parts import Parts
 from specctl.ops.load import located
 from specctl.ops.report import finding
@@ -46,7 +45,7 @@ def write_map(parts: Parts, *, out: str, allow: tuple[str, ...], options: Option
         state="planned" if options.is_dry_run else "unchanged" if is_same else "written",
         files=(OutputFileFacts(file=path.name, size_bytes=len(data), num_tensors=0),),
         tensors=(),
-        losses_allowed=tuple(sorted({name for d in found if (name := loss_of(d)) is not None})),
+        losses_allowed=losses_in(found),
         fixes=(),
         config_changes=(),
         renames=(),

@@ -5,11 +5,15 @@ Invariants: as in `specctl.ops.report`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
-from specctl.ops.report import Finding
+from specctl.contract.diagnostics import Diagnostic
+from specctl.convert.engine import Plan
+from specctl.convert.provenance import tensor_origin
+from specctl.ops.report import Finding, finding
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,3 +87,74 @@ class ConvertReport(_Report, frozen=True, kw_only=True):
     config_changes: tuple[ConfigChange, ...]
     renames: tuple[Rename, ...]
     diagnostics: tuple[Finding, ...]
+
+
+def planned_report(
+    plan: Plan,
+    *,
+    source: str,
+    source_format: str,
+    format: str,
+    out: str,
+    found: Iterable[Diagnostic],
+) -> ConvertReport:
+    """Return the report of a plan that is not carried out yet."""
+    return ConvertReport(
+        source=source,
+        source_format=source_format,
+        written_format=format,
+        output=out,
+        state="planned",
+        files=_files(plan),
+        tensors=_tensors(plan),
+        losses_allowed=(),
+        fixes=(),
+        config_changes=(),
+        renames=(),
+        diagnostics=tuple(finding(d) for d in found),
+    )
+
+
+def refused(
+    source: str,
+    source_format: str | None,
+    written_format: str | None,
+    out: str,
+    diagnostics: Iterable[Diagnostic],
+) -> ConvertReport:
+    """Return the report of a conversion that was not done."""
+    return ConvertReport(
+        source=source,
+        source_format=source_format,
+        written_format=written_format,
+        output=out,
+        state="refused",
+        files=(),
+        tensors=(),
+        losses_allowed=(),
+        fixes=(),
+        config_changes=(),
+        renames=(),
+        diagnostics=tuple(finding(d) for d in diagnostics),
+    )
+
+
+def _files(plan: Plan) -> tuple[OutputFileFacts, ...]:
+    return tuple(
+        OutputFileFacts(file=file.name, size_bytes=file.size, num_tensors=len(file.tensors))
+        for file in plan.layout.files
+    )
+
+
+def _tensors(plan: Plan) -> tuple[OutputTensor, ...]:
+    return tuple(
+        OutputTensor(
+            key=key,
+            file=file.name,
+            dtype=source.dtype,
+            shape=source.out_shape,
+            source=tensor_origin(source),
+        )
+        for file in plan.layout.files
+        for key, source in file.tensors.items()
+    )

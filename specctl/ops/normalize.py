@@ -19,24 +19,22 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, 
 from specctl.convert.engine import Plan
 from specctl.convert.fixes import FIXES, config_changes, get, put, restore, settled
 from specctl.convert.layout import json_bytes, plan_layout
-from specctl.convert.losses import judge_losses
+from specctl.convert.losses import judge_losses, losses_in
 from specctl.convert.provenance import provenance_record
 from specctl.convert.settings import apply_settings, check_settings, parse_settings
 from specctl.convert.side_files import side_files
 from specctl.convert.verify import check_written, refs_of
 from specctl.formats.names import as_ref
 from specctl.formats.registry import BY_NAME
-from specctl.formats.written import Copy, WriteRequest, Written, loss_of
+from specctl.formats.written import Copy, WriteRequest, Written
 from specctl.ops.convert import (
     USUAL,
     Options,
     carry_out,
     left_open,
-    planned_report,
-    refused,
     unused,
 )
-from specctl.ops.convert_report import ConfigChange, ConvertReport, Rename
+from specctl.ops.convert_report import ConfigChange, ConvertReport, Rename, planned_report, refused
 from specctl.ops.draft_parts import Parts, read_parts
 from specctl.ops.given import NOTHING_GIVEN
 from specctl.ops.load import located
@@ -87,7 +85,7 @@ def normalize(
     written = _with_rest(entry.write(request), parts, pending)
     own = located(written.diagnostics, source, target=parts.target_source)
     # The source is of this dialect, so it has lost already what the dialect cannot hold.
-    losses = tuple(sorted({name for d in own if (name := loss_of(d)) is not None}))
+    losses = losses_in(own)
     found = judge_losses((*opened, *own, *_notes(pending)), losses)
     if not has_errors(found):
         found = (*found, *unused(parts, written, losses))

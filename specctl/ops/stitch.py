@@ -26,10 +26,8 @@ from specctl.ops.convert import (
     Options,
     carry_out,
     left_open,
-    planned_report,
-    refused,
 )
-from specctl.ops.convert_report import ConvertReport
+from specctl.ops.convert_report import ConvertReport, planned_report, refused
 from specctl.ops.draft_parts import read_parts
 from specctl.ops.given import NOTHING_GIVEN
 from specctl.ops.load import Loaded, load, located
