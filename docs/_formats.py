@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from docs._registry import format_table
 from docs._table import table
 from specctl.contract.roles import ROLES_BY_ALGORITHM, SHAPE_SYMBOLS, TARGET_ROLES, TensorRole
-from specctl.formats import heads, huggingface
+from specctl.formats import huggingface
 from specctl.formats.block.roles import BLOCK_SYMBOLS
 from specctl.formats.block.tables import BLOCK_TABLES
 from specctl.formats.eagle.roles import MLA_SYMBOLS
 from specctl.formats.eagle.tables import TABLES as EAGLE_TABLES
+from specctl.formats.heads.tables import EXAMPLES as HEAD_TABLES
+from specctl.formats.heads.tables import SYMBOLS as HEAD_SYMBOLS
 from specctl.formats.mtp import families as mtp_families
 from specctl.formats.mtp import generic
 from specctl.formats.names import NameTable
@@ -31,7 +33,7 @@ def formats_page(notice: str) -> str:
     lines += ["## Other block drafts", "", "Beside the symbols above:", ""]
     lines += role_sections(BLOCK_SYMBOLS, {t: roles for t, (_, roles) in BLOCK_TABLES.items()})
     lines += ["## Drafts of numbered heads", "", "Beside the symbols above:", ""]
-    lines += role_sections(heads.SYMBOLS, {t: e.roles for t, e in heads.EXAMPLES.items()})
+    lines += role_sections(HEAD_SYMBOLS, {t: e.roles for t, e in HEAD_TABLES.items()})
     lines += ["# Prediction layers in targets", "", *family_table(), ""]
     lines += ["# Names in files", ""]
     for title, names in dialects().items():
@@ -63,7 +65,7 @@ def dialects() -> dict[str, NameTable]:
         "deepseek-mtp (target of 30 layers)": generic.names_of(
             generic.empty_part(mtp_families.DEEPSEEK, 30)
         ),
-        **{title: example.names for title, example in heads.EXAMPLES.items()},
+        **{title: example.names for title, example in HEAD_TABLES.items()},
         "huggingface (target, and pard)": huggingface.NAMES,
     }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from specctl.checkpoint import Checkpoint
+from specctl.checkpoint.config_sections import named_target
 from specctl.contract.diagnostics import has_errors
 from specctl.contract.file_names import CONFIG, SINGLE
 from specctl.contract.manifest import Decoder, Geometry, MarkovHead, TensorRef
@@ -137,10 +138,8 @@ def assemble(
 
 def _target_name(checkpoint: Checkpoint) -> str | None:
     config = checkpoint.config or {}
-    section = config.get("speculators_config")
-    target = section.get("verifier") if isinstance(section, dict) else None
     names = (
-        target.get("name_or_path") if isinstance(target, dict) else None,
+        named_target(config).get("name_or_path"),
         config.get("target_model_name_or_path"),
         config.get("base_model_name_or_path"),
     )

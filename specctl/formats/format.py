@@ -2,6 +2,8 @@
 
 Invariants: a format's `claim` looks at the evidence only, never at paths; formats do not know each
 other except by `refines`. A layout is a group of tensor names that only some formats can hold.
+Claims are light and asked of every checkpoint; a reader or writer is imported by the first call of
+it (`at`), because a start of the command line needs one of forty.
 """
 
 from __future__ import annotations
@@ -9,13 +11,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.file_names import CONFIG
 from specctl.draft import Algorithm, DraftCheckpoint, Role
 from specctl.formats.generic_keys import generic_forms
-from specctl.formats.written import WriteRequest, Written
+
+if TYPE_CHECKING:
+    from specctl.formats.written import WriteRequest, Written
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +92,34 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Late(Generic[Given, Made]):
+    """A function that is imported by its first call; made with `at`.
+
+    Args:
+        module: full name of the module.
+        function: its name there.
+        first: arguments before the one of the call.
+    """
+
+    module: str
+    function: str
+    first: tuple[object, ...]
+
+    def resolve(self) -> Callable[..., Made]:
+        """Import the module and return the function."""
+        return cast("Callable[..., Made]", getattr(import_module(self.module), self.function))
+
+    def __call__(self, given: Given, /) -> Made:
+        """Call the function."""
+        return self.resolve()(*self.first, given)
+
+
+def at(module: str, function: str, *first: object) -> Late[Given, Made]:
+    """Return a function of another module by name; what it takes and gives is the row's promise."""
+    return Late(module=module, function=function, first=first)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
     """One format; a row of the registry.
 
@@ -93,12 +130,12 @@ class Format:
         algorithm: what the draft computes, None for a target.
         layouts: layouts that its tensors may show; another one beside it is SD202.
         claim: returns the mark by which the evidence is of this format, None when it is not.
-        read: reader, None for a format that is recognised only (SD205).
+        read: reader (`at`), None for a format that is recognised only (SD205).
         source: where the rules were read: project, file or version.
         refines: formats whose claim this one's claim overrules.
         is_bundled: lives inside a target's checkpoint; the target's claim overrules it and
             `Detection.bundled` names it.
-        write: writer of the canonical form, None when the format cannot be written.
+        write: writer of the canonical form (`at`), None when the format cannot be written.
     """
 
     name: str
@@ -107,11 +144,11 @@ class Format:
     algorithm: Algorithm | None
     layouts: tuple[str, ...]
     claim: Callable[[Evidence], str | None]
-    read: Callable[[Checkpoint], DraftCheckpoint] | None
+    read: Late[Checkpoint, DraftCheckpoint] | None
     source: str
     refines: tuple[str, ...] = ()
     is_bundled: bool = False
-    write: Callable[[WriteRequest], Written] | None = None
+    write: Late[WriteRequest, Written] | None = None
 
 
 def _generic_forms(keys: Iterable[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from specctl.checkpoint.config_sections import named_target
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Decoder, Rope, TensorRef
@@ -183,9 +184,7 @@ def speculators_section(
 def _target_architectures(request: WriteRequest) -> list[str]:
     if request.target is not None and request.target.architecture:
         return [request.target.architecture]
-    section = request.draft.config.get("speculators_config")
-    target = section.get("verifier") if isinstance(section, dict) else None
-    names = target.get("architectures") if isinstance(target, dict) else None
+    names = named_target(request.draft.config).get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 

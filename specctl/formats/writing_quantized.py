@@ -8,6 +8,7 @@ kept when no module changes its name, and is SD602 otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 from specctl.checkpoint.config_sections import QUANTIZATION_SECTIONS
@@ -22,6 +23,7 @@ _PATTERN_SIGNS = frozenset("*^$\\[(|?")
 def carrying(write: Callable[[WriteRequest], Written]) -> Callable[[WriteRequest], Written]:
     """Return the writer with the draft's quantisation carried into what it writes."""
 
+    @wraps(write)
     def write_with_quantization(request: WriteRequest) -> Written:
         return with_quantization(request.draft, write(request))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from specctl.draft import Algorithm
+from specctl.formats.format import Evidence, Format, Layout, at
 
-from specctl.formats.block import bundled, flat, speculators, writers
-from specctl.formats.format import Evidence, Format, Layout
+_PACKAGE = "specctl.formats.block"
+_FLAT = f"{_PACKAGE}.flat"
+_SPECULATORS = f"{_PACKAGE}.speculators"
+_WRITERS = f"{_PACKAGE}.writers"
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
@@ -92,18 +95,17 @@ def _claim_domino(evidence: Evidence) -> str | None:
     return evidence.architecture_mark("DominoDraftModel") or evidence.layout_mark("domino")
 
 
-def _speculators(kind: str, title: str, source: str, *layouts: str) -> Format:
-    entry = speculators.KINDS[kind]
+def _speculators(kind: Algorithm, title: str, source: str, *layouts: str) -> Format:
     return Format(
-        name=entry.format,
+        name=f"speculators-{kind}",
         title=title,
         role="draft",
-        algorithm=entry.algorithm,
+        algorithm=kind,
         layouts=layouts,
         claim=lambda evidence: evidence.value_mark("speculators_model_type", kind),
-        read=partial(speculators.read, kind=entry),
+        read=at(_SPECULATORS, "read", kind),
         source=source,
-        write=partial(writers.write_speculators, kind=entry),
+        write=at(_WRITERS, "write_speculators", kind),
     )
 
 
@@ -125,11 +127,9 @@ FORMATS: tuple[Format, ...] = (
         algorithm="dflash",
         layouts=(),
         claim=_claim_dflash,
-        read=partial(flat.read, dialect=flat.ZLAB_DFLASH),
+        read=at(_FLAT, "read", "zlab-dflash"),
         source="z-lab/dflash 0.1.0 DFlashDraftModel",
-        write=partial(
-            writers.write_zlab, dialect=flat.ZLAB_DFLASH, architecture="DFlashDraftModel"
-        ),
+        write=at(_WRITERS, "write_zlab", "zlab-dflash"),
     ),
     Format(
         name="zlab-dflash2",
@@ -138,11 +138,9 @@ FORMATS: tuple[Format, ...] = (
         algorithm="dflash2",
         layouts=("dflash2",),
         claim=_claim_dflash2,
-        read=partial(flat.read, dialect=flat.ZLAB_DFLASH2),
+        read=at(_FLAT, "read", "zlab-dflash2"),
         source="z-lab/dflash 0.1.0 DFlash2DraftModel",
-        write=partial(
-            writers.write_zlab, dialect=flat.ZLAB_DFLASH2, architecture="DFlash2DraftModel"
-        ),
+        write=at(_WRITERS, "write_zlab", "zlab-dflash2"),
         refines=("zlab-dflash",),
     ),
     Format(
@@ -152,7 +150,7 @@ FORMATS: tuple[Format, ...] = (
         algorithm="dflash",
         layouts=(),
         claim=_claim_laguna,
-        read=partial(flat.read, dialect=flat.LAGUNA_DFLASH),
+        read=at(_FLAT, "read", "laguna-dflash"),
         source="poolside/Laguna-S-2.1-DFlash",
         refines=("zlab-dflash",),
     ),
@@ -163,9 +161,9 @@ FORMATS: tuple[Format, ...] = (
         algorithm="dspark",
         layouts=("dspark",),
         claim=_claim_dspark,
-        read=partial(flat.read, dialect=flat.DEEPSPEC_DSPARK),
+        read=at(_FLAT, "read", "deepspec-dspark"),
         source="deepseek-ai/DeepSpec; sgl-project/SpecForge DSparkDraftModel",
-        write=partial(writers.write_deepspec, dialect=flat.DEEPSPEC_DSPARK),
+        write=at(_WRITERS, "write_deepspec"),
         refines=("zlab-dflash",),
     ),
     Format(
@@ -175,9 +173,9 @@ FORMATS: tuple[Format, ...] = (
         algorithm="dspark",
         layouts=("dspark-flat",),
         claim=_claim_flat_dspark,
-        read=partial(flat.read, dialect=flat.MODELOPT_DSPARK),
+        read=at(_FLAT, "read", "modelopt-dspark"),
         source="NVIDIA Model-Optimizer DSpark export, pull request 2149",
-        write=partial(writers.write_modelopt, dialect=flat.MODELOPT_DSPARK),
+        write=at(_WRITERS, "write_modelopt"),
         refines=("deepspec-dspark", "zlab-dflash"),
     ),
     Format(
@@ -187,7 +185,7 @@ FORMATS: tuple[Format, ...] = (
         algorithm="domino",
         layouts=("domino",),
         claim=_claim_domino,
-        read=partial(flat.read, dialect=flat.DOMINO),
+        read=at(_FLAT, "read", "domino"),
         source="SpecForge and ModelOpt DominoDraftModel",
         refines=("zlab-dflash",),
     ),
@@ -198,7 +196,7 @@ FORMATS: tuple[Format, ...] = (
         algorithm="dspark",
         layouts=("dspark-stages",),
         claim=lambda evidence: evidence.layout_mark("dspark-stages"),
-        read=bundled.read,
+        read=at(f"{_PACKAGE}.bundled", "read"),
         source="deepseek-ai DeepSeek-V4-*-DSpark",
         is_bundled=True,
         refines=("deepspec-dspark", "deepseek-v4-mtp"),

@@ -11,7 +11,9 @@ and its anchor do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.file_names import MASK_EMBEDDING
@@ -132,10 +134,24 @@ MODELOPT_DSPARK = Dialect(
 DOMINO = Dialect(
     format="domino", algorithm="domino", names=DOMINO_NAMES, heads=DOMINO_HEADS, anchor=None
 )
+DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+    {
+        dialect.format: dialect
+        for dialect in (
+            ZLAB_DFLASH,
+            ZLAB_DFLASH2,
+            LAGUNA_DFLASH,
+            DEEPSPEC_DSPARK,
+            MODELOPT_DSPARK,
+            DOMINO,
+        )
+    }
+)
 
 
-def read(checkpoint: Checkpoint, dialect: Dialect) -> DraftCheckpoint:
-    """Return the draft; every defect is in its diagnostics."""
+def read(format: str, checkpoint: Checkpoint) -> DraftCheckpoint:
+    """Return the draft in the dialect of that name; every defect is in its diagnostics."""
+    dialect = DIALECTS[format]
     root = root_fields(checkpoint.config, ReaderFindings())
     sections = open_sections(root)
     layers = layer_object(sections)

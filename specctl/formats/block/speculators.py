@@ -66,8 +66,9 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def read(checkpoint: Checkpoint, kind: Kind) -> DraftCheckpoint:
-    """Return the draft; every defect is in its diagnostics."""
+def read(algorithm: str, checkpoint: Checkpoint) -> DraftCheckpoint:
+    """Return the draft of the kind of that name; every defect is in its diagnostics."""
+    kind = KINDS[algorithm]
     root = root_fields(checkpoint.config, ReaderFindings())
     layers, family = layer_fields(root, absent_model_type="qwen3")
     tokens = read_token_count(root, kind.algorithm)

@@ -16,9 +16,9 @@ from typing import Any
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.draft import DraftCheckpoint
-from specctl.formats.block.flat import Dialect
+from specctl.formats.block.flat import DEEPSPEC_DSPARK, DIALECTS, MODELOPT_DSPARK
 from specctl.formats.block.heads import SHAPING_KEYS
-from specctl.formats.block.speculators import Kind
+from specctl.formats.block.speculators import KINDS
 from specctl.formats.block.write_checks import (
     Facts,
     check_flat,
@@ -46,6 +46,7 @@ _SPECULATORS_CLASSES = {
     "dspark": "DSparkSpeculator",
     "xpress": "XPressSpeculator",
 }
+_ZLAB_CLASSES = {"zlab-dflash": "DFlashDraftModel", "zlab-dflash2": "DFlash2DraftModel"}
 _VARIANT_KEYS = (
     "attention_sink_bias",
     "causal",
@@ -55,12 +56,13 @@ _VARIANT_KEYS = (
 )
 
 
-def write_speculators(request: WriteRequest, kind: Kind) -> Written:
+def write_speculators(algorithm: str, request: WriteRequest) -> Written:
     """Return the draft as a Speculators checkpoint of its kind.
 
     Embedding and head are the draft's own, else the target's. Diagnostics: SD602 for layers or
     variants that the class does not have, for open facts, and without a target to copy from.
     """
+    kind = KINDS[algorithm]
     draft = request.draft
     problems = list(check_speculators(request))
     facts = settled_facts(draft)
@@ -95,12 +97,13 @@ def write_speculators(request: WriteRequest, kind: Kind) -> Written:
     )
 
 
-def write_zlab(request: WriteRequest, dialect: Dialect, architecture: str) -> Written:
+def write_zlab(format: str, request: WriteRequest) -> Written:
     """Return the draft as z-lab's DFlash or DFlash2: no embedding, no head, the full vocabulary.
 
     Diagnostics: SD601 `embedding`, `head` and `token-count`; SD602 for a reduced vocabulary, a
     slot 0 that predicts, open facts, and without the target's layer count.
     """
+    dialect = DIALECTS[format]
     draft = request.draft
     problems = list(check_zlab(request, dialect.format))
     facts = settled_facts(draft)
@@ -115,25 +118,30 @@ def write_zlab(request: WriteRequest, dialect: Dialect, architecture: str) -> Wr
     }
     if facts.sample_from_anchor:
         nested["sample_from_anchor"] = True
-    config = {**_flat(request, facts, architecture), "dflash_config": dict(sorted(nested.items()))}
+    config = {
+        **_flat(request, facts, _ZLAB_CLASSES[format]),
+        "dflash_config": dict(sorted(nested.items())),
+    }
     if "causal" in draft.details:
         config["is_causal"] = draft.details["causal"]
     return _written(draft, config, tensors, problems)
 
 
-def write_deepspec(request: WriteRequest, dialect: Dialect) -> Written:
+def write_deepspec(request: WriteRequest) -> Written:
     """Return the draft as DeepSpec's DSpark: a flat config, embedding and head stored.
 
     Diagnostics: SD601 `token-count`; SD602 for a slot 0 that only conditions, open facts, and
     without a target to copy embedding and head from.
     """
     draft = request.draft
-    problems = list(check_flat(request, dialect.format, is_anchor_sampled=True))
+    problems = list(check_flat(request, DEEPSPEC_DSPARK.format, is_anchor_sampled=True))
     facts = settled_facts(draft)
     if facts is None:
         return nothing(*problems)
-    tensors = named_tensors(draft, dialect.names, without=(*VOCABULARY_ROLES, "embedding", "head"))
-    problems += _share(request, tensors, is_optional=draft.format == dialect.format)
+    tensors = named_tensors(
+        draft, DEEPSPEC_DSPARK.names, without=(*VOCABULARY_ROLES, "embedding", "head")
+    )
+    problems += _share(request, tensors, is_optional=draft.format == DEEPSPEC_DSPARK.format)
     config = {
         **_flat(request, facts, "Qwen3DSparkModel"),
         **_dspark_heads(draft),
@@ -148,17 +156,17 @@ def write_deepspec(request: WriteRequest, dialect: Dialect) -> Written:
     return _written(draft, config, tensors | map_tensors(draft), problems)
 
 
-def write_modelopt(request: WriteRequest, dialect: Dialect) -> Written:
+def write_modelopt(request: WriteRequest) -> Written:
     """Return the draft with ModelOpt's flat names of DSpark's heads and z-lab's config.
 
     Diagnostics: SD601 `token-count`; SD602 for a draft without such heads and for open facts.
     """
     draft = request.draft
-    problems = list(check_flat(request, dialect.format, is_anchor_sampled=None))
+    problems = list(check_flat(request, MODELOPT_DSPARK.format, is_anchor_sampled=None))
     facts = settled_facts(draft)
     if facts is None:
         return nothing(*problems)
-    tensors = named_tensors(draft, dialect.names)
+    tensors = named_tensors(draft, MODELOPT_DSPARK.names)
     heads = _dspark_heads(draft)
     heads["use_confidence_head"] = heads.pop("enable_confidence_head")
     nested = {

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from specctl.formats.eagle import (
-    claims,
-    deepspec,
-    eagle1,
-    mla,
-    native,
-    peagle,
-    speculators,
-    write_eagle1,
-    write_own,
-    write_speculators,
-    writers,
-)
-from specctl.formats.format import Format, Layout
-from specctl.formats.writing_quantized import carrying
+from specctl.formats.eagle import claims
+from specctl.formats.format import Format, Layout, at
+
+_PACKAGE = "specctl.formats.eagle"
+_NATIVE = f"{_PACKAGE}.native"
+_EAGLE1 = f"{_PACKAGE}.eagle1"
+_PEAGLE = f"{_PACKAGE}.peagle"
+_WRITERS = f"{_PACKAGE}.writers"
+_WRITE_OWN = f"{_PACKAGE}.write_own"
+_WRITE_EAGLE1 = f"{_PACKAGE}.write_eagle1"
+_WRITE_SPECULATORS = f"{_PACKAGE}.write_speculators"
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
@@ -35,9 +31,9 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.safeailab,
-        read=native.read_safeailab,
+        read=at(_NATIVE, "read_safeailab"),
         source="SafeAILab/EAGLE eagle/model/cnets.py",
-        write=carrying(writers.write_safeailab),
+        write=at(_WRITERS, "write_safeailab"),
     ),
     Format(
         name="specforge-eagle3",
@@ -46,9 +42,9 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.specforge,
-        read=native.read_specforge,
+        read=at(_NATIVE, "read_specforge"),
         source="SpecForge llama3_eagle.py and its export",
-        write=carrying(writers.write_specforge),
+        write=at(_WRITERS, "write_specforge"),
     ),
     Format(
         name="modelopt-eagle3",
@@ -57,9 +53,9 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.modelopt,
-        read=native.read_modelopt,
+        read=at(_NATIVE, "read_modelopt"),
         source="Model-Optimizer EAGLE-3 export template",
-        write=carrying(writers.write_modelopt),
+        write=at(_WRITERS, "write_modelopt"),
     ),
     Format(
         name="nemo-eagle3",
@@ -68,10 +64,10 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.nemo,
-        read=native.read_nemo,
+        read=at(_NATIVE, "read_nemo"),
         source="NeMo Automodel LlamaEagle3DraftModel and serve_vllm",
         refines=("huggingface",),
-        write=carrying(writers.write_nemo),
+        write=at(_WRITERS, "write_nemo"),
     ),
     Format(
         name="deepspec-eagle3",
@@ -80,10 +76,10 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.deepspec,
-        read=deepspec.read,
+        read=at(f"{_PACKAGE}.deepspec", "read"),
         source="deepseek-ai/DeepSpec Qwen3Eagle3Model",
         refines=("modelopt-eagle3",),
-        write=carrying(write_own.write_deepspec),
+        write=at(_WRITE_OWN, "write_deepspec"),
     ),
     Format(
         name="mla-eagle3",
@@ -92,10 +88,10 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.latent_attention,
-        read=mla.read,
+        read=at(f"{_PACKAGE}.mla", "read"),
         source="Model-Optimizer EAGLE-3 export for Kimi-K2",
         refines=("safeailab-eagle3", "specforge-eagle3", "modelopt-eagle3"),
-        write=carrying(write_own.write_mla),
+        write=at(_WRITE_OWN, "write_mla"),
     ),
     Format(
         name="speculators-eagle3",
@@ -104,9 +100,9 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "eagle3"),
-        read=speculators.read,
+        read=at(f"{_PACKAGE}.speculators", "read"),
         source="Speculators 0.5 to 0.9 Eagle3SpeculatorConfig",
-        write=carrying(write_speculators.write_eagle3),
+        write=at(_WRITE_SPECULATORS, "write_eagle3"),
     ),
 )
 
@@ -118,7 +114,7 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
         algorithm="peagle",
         layouts=("eagle3", "peagle"),
         claim=claims.parallel,
-        read=peagle.read_native,
+        read=at(_PEAGLE, "read_native"),
         source="vLLM pull request 32887; SpecForge PEagleDraftModel; NeMo Automodel",
         refines=(
             "safeailab-eagle3",
@@ -128,7 +124,7 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
             "eagle",
             "huggingface",
         ),
-        write=carrying(writers.write_peagle),
+        write=at(_WRITERS, "write_peagle"),
     ),
     Format(
         name="speculators-peagle",
@@ -137,9 +133,9 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
         algorithm="peagle",
         layouts=("eagle3", "peagle"),
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "peagle"),
-        read=peagle.read_speculators,
+        read=at(_PEAGLE, "read_speculators"),
         source="Speculators 0.6 to 0.9 PEagleSpeculatorConfig",
-        write=carrying(write_speculators.write_peagle),
+        write=at(_WRITE_SPECULATORS, "write_peagle"),
     ),
 )
 
@@ -151,9 +147,9 @@ _EAGLE1_ROWS: tuple[Format, ...] = (
         algorithm="eagle",
         layouts=(),
         claim=claims.eagle1,
-        read=eagle1.read_native,
+        read=at(_EAGLE1, "read_native"),
         source="SafeAILab/EAGLE eagle/model/cnets1.py",
-        write=carrying(write_eagle1.write_native),
+        write=at(_WRITE_EAGLE1, "write_native"),
     ),
     Format(
         name="vllm-eagle",
@@ -162,7 +158,7 @@ _EAGLE1_ROWS: tuple[Format, ...] = (
         algorithm="eagle",
         layouts=(),
         claim=claims.vllm_wrapper,
-        read=eagle1.read_wrapper,
+        read=at(_EAGLE1, "read_wrapper"),
         source="vLLM 0.6 transformers_utils/configs/eagle.py",
         refines=("eagle", "huggingface"),
     ),
@@ -173,9 +169,9 @@ _EAGLE1_ROWS: tuple[Format, ...] = (
         algorithm="eagle",
         layouts=("speculators-eagle",),
         claim=claims.speculators_eagle1,
-        read=eagle1.read_speculators,
+        read=at(_EAGLE1, "read_speculators"),
         source="Speculators 0.1 to 0.6 EagleSpeculatorConfig",
-        write=carrying(write_eagle1.write_speculators),
+        write=at(_WRITE_EAGLE1, "write_speculators"),
     ),
 )
 

@@ -22,6 +22,7 @@ from specctl.formats.writing import (
     speculators_problems,
     speculators_section,
 )
+from specctl.formats.writing_quantized import carrying
 from specctl.formats.written import WriteRequest, Written, lost, nothing, unable
 
 LAST_VERSION = "0.6.0"
@@ -29,6 +30,7 @@ LAST_VERSION = "0.6.0"
 _NORMS = ("layers.0.input_norm", "norm")
 
 
+@carrying
 def write_native(request: WriteRequest) -> Written:
     """Return the draft with a flat config; a copy of the target's head is left out (SD601)."""
     draft, decoder = request.draft, request.draft.decoder
@@ -49,6 +51,7 @@ def write_native(request: WriteRequest) -> Written:
     )
 
 
+@carrying
 def write_speculators(request: WriteRequest) -> Written:
     """Return the draft as Speculators' type `eagle`.
 

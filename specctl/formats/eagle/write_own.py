@@ -26,11 +26,13 @@ from specctl.formats.writing import (
     named_tensors,
     target_layers,
 )
+from specctl.formats.writing_quantized import carrying
 from specctl.formats.written import WriteRequest, Written, nothing, unable
 
 _TRAINING = ("ttt_length", "step_loss_decay")
 
 
+@carrying
 def write_deepspec(request: WriteRequest) -> Written:
     """Return the draft as DeepSpec's `Qwen3Eagle3Model`.
 
@@ -57,6 +59,7 @@ def write_deepspec(request: WriteRequest) -> Written:
     return Written(config=config, tensors=tensors, diagnostics=tuple(problems))
 
 
+@carrying
 def write_mla(request: WriteRequest) -> Written:
     """Return the draft with its own config, canonical names and `eagle_config`."""
     draft = request.draft

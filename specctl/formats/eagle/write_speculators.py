@@ -32,9 +32,11 @@ from specctl.formats.writing import (
     speculators_problems,
     speculators_section,
 )
+from specctl.formats.writing_quantized import carrying
 from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, nothing
 
 
+@carrying
 def write_eagle3(request: WriteRequest) -> Written:
     """Return the draft as a Speculators eagle3 checkpoint.
 
@@ -44,6 +46,7 @@ def write_eagle3(request: WriteRequest) -> Written:
     return _write(request, kind="eagle3", architecture="Eagle3Speculator")
 
 
+@carrying
 def write_peagle(request: WriteRequest) -> Written:
     """Return a parallel draft as a Speculators peagle checkpoint; diagnostics as `write_eagle3`."""
     draft = request.draft

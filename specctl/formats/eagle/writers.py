@@ -43,6 +43,7 @@ from specctl.formats.writing import (
     map_tensors,
     named_tensors,
 )
+from specctl.formats.writing_quantized import carrying
 from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, nothing, unable
 
 
@@ -91,6 +92,7 @@ PEAGLE = FlatForm(format="peagle", architecture="PEagleDraftModel", names=SPECUL
 _WITH_MIDLAYER = ("safeailab-eagle3", "specforge-eagle3")
 
 
+@carrying
 def write_safeailab(request: WriteRequest) -> Written:
     """Return the draft with a flat config and `midlayer.` names.
 
@@ -106,6 +108,7 @@ def write_safeailab(request: WriteRequest) -> Written:
     return replace(written, config={**written.config, **reference_rope(decoder.rope)})
 
 
+@carrying
 def write_specforge(request: WriteRequest) -> Written:
     """Return the draft with `eagle_config` and `midlayer.` names.
 
@@ -126,11 +129,13 @@ def write_specforge(request: WriteRequest) -> Written:
     return _write(request, SPECFORGE, problems)
 
 
+@carrying
 def write_nemo(request: WriteRequest) -> Written:
     """Return the draft with `eagle_config` and names inside a module `model`."""
     return _write(request, NEMO, [*normed_residual(request.draft, "nemo-eagle3")])
 
 
+@carrying
 def write_modelopt(request: WriteRequest) -> Written:
     """Return the draft with `eagle_config`, `layers.` names and no mask.
 
@@ -155,6 +160,7 @@ def write_modelopt(request: WriteRequest) -> Written:
     )
 
 
+@carrying
 def write_peagle(request: WriteRequest) -> Written:
     """Return a parallel draft with a flat config; `mask_hidden` becomes [1, A*Ht].
 

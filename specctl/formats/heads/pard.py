@@ -11,26 +11,17 @@ from __future__ import annotations
 from specctl.checkpoint import Checkpoint
 from specctl.contract.roles import TARGET_ROLES
 from specctl.draft import DraftCheckpoint
-from specctl.formats import target as target_format
 from specctl.formats.assemble import BlockFacts, assemble
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
 from specctl.formats.fields import Fields, ReaderFindings, root_fields
-from specctl.formats.format import Evidence
+from specctl.formats.heads.claims import PARD_MASK_KEYS
 from specctl.formats.huggingface import NAMES
 from specctl.formats.model_types import flat_layers
 from specctl.formats.names import Matched
 from specctl.formats.vocabulary import identity_vocabulary
 
-MASK_KEYS = ("pard_token", "ptd_token_id")
 MASK_PATH = "draft.mask_token_id"
-
-
-def claim(evidence: Evidence) -> str | None:
-    """Return the config's mark of a causal LM that was trained as a parallel draft."""
-    mark = evidence.config_mark(*MASK_KEYS)
-    is_model = target_format.claim(evidence) is not None and not evidence.layouts
-    return mark if is_model else None
 
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:
@@ -75,16 +66,16 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
 
 def _mask_token(root: Fields) -> int | None:
     """Return the mask id; SD208 when both keys state one and they differ."""
-    first, second = (root.integer(key, minimum=0) for key in MASK_KEYS)
+    first, second = (root.integer(key, minimum=0) for key in PARD_MASK_KEYS)
     if first is not None and second is not None and first != second:
         root.findings.add(
             "SD208",
-            where=root.where(MASK_KEYS[1]),
-            message=f"`{MASK_KEYS[0]}` is {first} and `{MASK_KEYS[1]}` is {second}",
+            where=root.where(PARD_MASK_KEYS[1]),
+            message=f"`{PARD_MASK_KEYS[0]}` is {first} and `{PARD_MASK_KEYS[1]}` is {second}",
             expected="one mask id",
             found=f"{first} and {second}",
         )
-    key = MASK_KEYS[0] if first is not None else MASK_KEYS[1]
+    key = PARD_MASK_KEYS[0] if first is not None else PARD_MASK_KEYS[1]
     return root.integer(key, MASK_PATH, minimum=0)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from specctl.formats.format import Evidence, Format, Layout
-from specctl.formats.mtp import gemma4_assistant, generic, speculators, writers
+from specctl.formats.format import Evidence, Format, Layout, at
 from specctl.formats.mtp.families import FAMILIES
 from specctl.formats.mtp.family import MtpFamily
-from specctl.formats.mtp.part import layout_pattern
 
+_PACKAGE = "specctl.formats.mtp"
+_WRITERS = f"{_PACKAGE}.writers"
 _SPECULATORS = Layout(name="speculators-mtp", pattern=r"mtp_layers\.\{i\}\..*")
 _GEMMA4 = Layout(name="gemma4-assistant", pattern=r"(?:pre|post)_projection\.weight")
 _BY_LAYOUT = {family.layout: family for family in reversed(FAMILIES)}
@@ -17,7 +17,7 @@ _BY_LAYOUT = {family.layout: family for family in reversed(FAMILIES)}
 LAYOUTS: tuple[Layout, ...] = (
     _SPECULATORS,
     *(
-        Layout(name=name, pattern=layout_pattern(family))
+        Layout(name=name, pattern=family.layout_pattern)
         for name, family in reversed(_BY_LAYOUT.items())
     ),
     _GEMMA4,
@@ -60,11 +60,11 @@ def _row(family: MtpFamily) -> Format:
         algorithm="mtp",
         layouts=(family.layout,),
         claim=lambda evidence: _claim(family, evidence),
-        read=generic.reader_of(family),
+        read=at(f"{_PACKAGE}.generic", "read", family),
         source=family.source,
         refines=() if family is base else (base.name,),
         is_bundled=True,
-        write=writers.writer_of(family),
+        write=at(_WRITERS, "write_native", family),
     )
 
 
@@ -76,9 +76,9 @@ FORMATS: tuple[Format, ...] = (
         algorithm="mtp",
         layouts=("speculators-mtp",),
         claim=lambda evidence: evidence.value_mark("speculators_model_type", "mtp"),
-        read=speculators.read,
+        read=at(f"{_PACKAGE}.speculators", "read"),
         source="Speculators 0.6 to 0.9 MTPSpeculatorConfig",
-        write=writers.write_speculators,
+        write=at(_WRITERS, "write_speculators"),
     ),
     *(_row(family) for family in FAMILIES),
     Format(
@@ -91,7 +91,7 @@ FORMATS: tuple[Format, ...] = (
             evidence.architecture_mark("Gemma4AssistantForCausalLM")
             or evidence.value_mark("model_type", "gemma4_assistant")
         ),
-        read=gemma4_assistant.read,
+        read=at(f"{_PACKAGE}.gemma4_assistant", "read"),
         source="transformers 5.24 Gemma4AssistantForCausalLM",
         refines=("huggingface",),
     ),

@@ -73,6 +73,12 @@ class MtpFamily:
     is_served: bool = False
 
     @property
+    def layout_pattern(self) -> str:
+        """Pattern of the generic keys that show the family's layout."""
+        roots = "|".join(re.escape(root) for root in self.roots)
+        return f"(?:{roots})(?:{self.marker})"
+
+    @property
     def fuse_roles(self) -> tuple[str, ...]:
         """Roles of the matrices that join embedding and state."""
         return tuple(role for role, _ in self.names if role.startswith("fc"))

@@ -8,7 +8,7 @@ checked with `sizes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from specctl.checkpoint import Checkpoint
@@ -38,11 +38,6 @@ from specctl.formats.names import (
 )
 from specctl.formats.speculators import report_gamma_missing
 from specctl.formats.vocabulary import identity_vocabulary
-
-
-def reader_of(family: MtpFamily) -> Callable[[Checkpoint], DraftCheckpoint]:
-    """Return the reader of a family, for its row of the registry."""
-    return lambda checkpoint: read(family, checkpoint)
 
 
 def read(family: MtpFamily, checkpoint: Checkpoint) -> DraftCheckpoint:

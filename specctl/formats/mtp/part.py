@@ -97,12 +97,6 @@ def _patterns(family: MtpFamily) -> _Patterns:
     )
 
 
-def layout_pattern(family: MtpFamily) -> str:
-    """Return the pattern of generic keys that show the family's layout."""
-    roots = "|".join(re.escape(root) for root in family.roots)
-    return f"(?:{roots})(?:{family.marker})"
-
-
 def find_part(family: MtpFamily, keys: Iterable[str]) -> MtpPart | None:
     """Return the family's prediction layers among the keys, None without any."""
     listed = list(keys)

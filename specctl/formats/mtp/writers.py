@@ -8,7 +8,7 @@ as stored, because that is what describes its layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specctl.contract.diagnostics import Diagnostic
@@ -33,11 +33,6 @@ from specctl.formats.writing import (
     speculators_section,
 )
 from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, lost, nothing, unable
-
-
-def writer_of(family: MtpFamily) -> Callable[[WriteRequest], Written]:
-    """Return the writer of a family's own layout, for its row of the registry."""
-    return lambda request: write_native(family, request)
 
 
 def write_native(family: MtpFamily, request: WriteRequest) -> Written:
