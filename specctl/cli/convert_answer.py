@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import typer
 
 from specctl.cli import output
+from specctl.contract.text import printable
 from specctl.ops.convert_report import ConvertReport
 from specctl.ops.report import diagnostic_of
 
@@ -25,7 +27,8 @@ def answer_report(report: ConvertReport, *, as_json: bool, is_normal_form: bool 
         is_normal_form: of `normalize`, whose plan is what changes.
     """
     if as_json:
-        output.answer_json(report)
+        names = {"source": printable(report.source), "output": printable(report.output)}
+        output.answer_json(msgspec.structs.replace(report, **names))
     else:
         for item in report.diagnostics:
             show = output.talk_diagnostic if item.code in _DECISIONS else output.talk_problem

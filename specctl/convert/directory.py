@@ -2,11 +2,13 @@
 
 Invariants: everything is written into a hidden directory beside the output, flushed to disk and
 renamed; on any exception, an interruption included, it is removed again with the parents that were
-made for it. An existing output is replaced only when specctl wrote it (it holds `PROVENANCE`).
+made for it. An existing output is replaced only when specctl wrote every file in it, as its
+`PROVENANCE` says.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -78,22 +80,39 @@ def check_replaceable(out: Path, *, is_forced: bool) -> None:
     if not os.path.lexists(out) or _is_empty(out):
         return
     is_ours = out.is_dir() and (out / PROVENANCE).is_file()
-    if is_forced and is_ours:
+    foreign = _foreign(out) if is_ours else []
+    if is_forced and is_ours and not foreign:
         return
+    if foreign:
+        found, help = f"`{foreign[0]}`, which specctl did not write", f"Move `{foreign[0]}` away"
+    elif is_ours:
+        found = "a directory that specctl wrote"
+        help = f"Choose another output, or pass `--force` to replace `{out}`"
+    else:
+        found = "files that specctl did not write"
+        help = f"Choose another output, or remove `{out}` yourself"
     raise DiagnosticError(
         diagnose(
             "SD603",
             where="--output",
             message=f"`{out}` exists and is not what this command writes",
             expected="a new or empty directory",
-            found="a directory that specctl wrote"
-            if is_ours
-            else "files that specctl did not write",
-            help=f"Choose another output, or pass `--force` to replace `{out}`"
-            if is_ours
-            else f"Choose another output, or remove `{out}` yourself",
+            found=found,
+            help=help,
         )
     )
+
+
+def _foreign(out: Path) -> list[str]:
+    """Return the names in an output that its provenance does not list, sorted."""
+    try:
+        record = json.loads((out / PROVENANCE).read_bytes())
+    except (ValueError, RecursionError):
+        record = {}
+    listed = record.get("files") if isinstance(record, dict) else None
+    names = listed if isinstance(listed, list) else []
+    known = {PROVENANCE, *(name for name in names if isinstance(name, str))}
+    return sorted(path.name for path in out.iterdir() if path.name not in known)
 
 
 def _is_empty(out: Path) -> bool:

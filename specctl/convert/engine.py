@@ -128,7 +128,7 @@ def _write_small_files(plan: Plan, directory: Path, digests: Mapping[str, str]) 
                 stream.write(data)
     is_stitch = plan.record["command"] == "stitch"
     table = tensor_table(plan.layout, digests, is_draft_only=is_stitch)
-    record = {**plan.record, "tensors": table}
+    record = {**plan.record, "files": sorted(_names(plan)), "tensors": table}
     write_file_synced(directory / PROVENANCE, json_bytes(record))
 
 
@@ -160,7 +160,8 @@ def _is_same_record(plan: Plan, path: Path) -> bool:
         return False
     if not isinstance(found, dict):
         return False
-    found.pop("tensors", None)
+    for name in ("files", "tensors"):
+        found.pop(name, None)
     return bool(found == json.loads(json.dumps(plan.record)))
 
 

@@ -9,6 +9,7 @@ absent ones absent.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -120,6 +121,19 @@ def restore(
     for pointer in pointers:
         put(changed, pointer, get(before, pointer))
     return changed
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value without what JSON does not have: such a field is left out (SD134)."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items() if not _is_infinite(item)}
+    if isinstance(value, list):
+        return [None if _is_infinite(item) else finite(item) for item in value]
+    return value
+
+
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 _ABSENT = object()

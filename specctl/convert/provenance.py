@@ -12,6 +12,7 @@ from typing import Any
 from specctl import __version__
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.text import printable
 from specctl.convert.layout import Layout
 from specctl.formats.written import Copy, Joined, Origin, Rows, Span, TensorSource, loss_of
 
@@ -61,7 +62,7 @@ def provenance_record(
 def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     root = checkpoint.root
     return {
-        "source": checkpoint.store.identity if root is None else root.resolve().name,
+        "source": checkpoint.store.identity if root is None else printable(root.resolve().name),
         "revision": checkpoint.revision,
         "config_digest": checkpoint.config_digest,
         "files": [

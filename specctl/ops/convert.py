@@ -17,6 +17,7 @@ from specctl.checkpoint import DEFAULT_ACCESS, Access
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.convert.dialects import find_dialect
 from specctl.convert.engine import Plan, write
+from specctl.convert.fixes import finite
 from specctl.convert.layout import DEFAULT_SHARD_BYTES, json_bytes, plan_layout
 from specctl.convert.losses import general_losses, judge_losses, losses_in
 from specctl.convert.provenance import provenance_record
@@ -191,7 +192,7 @@ def write_draft(
     )
     plan = Plan(
         checkpoints=parts.checkpoints,
-        config=json_bytes(dict(written.config)),
+        config=json_bytes(finite(written.config)),
         layout=plan_layout(written.tensors, max_shard_bytes=options.max_shard_bytes),
         side_files=side_files(
             written,

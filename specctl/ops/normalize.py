@@ -17,7 +17,7 @@ from specctl import checks
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.convert.engine import Plan
-from specctl.convert.fixes import FIXES, config_changes, get, put, restore, settled
+from specctl.convert.fixes import FIXES, config_changes, finite, get, put, restore, settled
 from specctl.convert.layout import json_bytes, plan_layout
 from specctl.convert.losses import judge_losses, losses_in
 from specctl.convert.provenance import provenance_record
@@ -142,7 +142,7 @@ def _with_rest(written: Written, parts: Parts, pending: tuple[Diagnostic, ...]) 
         for key in draft.unmapped:
             if key not in taken and key not in tensors:
                 tensors[key] = Copy(ref=as_ref(stored[key]))
-    return replace(written, config=config, tensors=tensors)
+    return replace(written, config=finite(config), tensors=tensors)
 
 
 def _notes(pending: tuple[Diagnostic, ...]) -> list[Diagnostic]:

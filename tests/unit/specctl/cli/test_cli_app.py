@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -221,3 +223,16 @@ def test_a_wrong_choice_names_the_choices(capsys: pytest.CaptureFixture[str]) ->
         "error: invalid value for '--format': 'jsn' is not one of 'human', 'concise', 'json', "
         "'jsonl', 'github', 'sarif', 'junit'"
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux only")
+def test_directories_whose_names_are_no_text(tmp_path: Path) -> None:
+    draft = Path(__file__).parents[4] / "fixtures" / "checkpoints" / "eagle-clean"
+    start, out = os.fsencode(tmp_path) + b"/in\xff", os.fsencode(tmp_path) + b"/out\xff"
+    shutil.copytree(os.fsencode(draft), start)
+    command = [sys.executable, "-m", "specctl", "normalize", start, "--json", "-o", out]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["output"].endswith("out\\udcff")
+    record = json.loads((Path(os.fsdecode(out)) / "specctl.json").read_text())
+    assert record["sources"]["draft"]["source"] == "in\\udcff"

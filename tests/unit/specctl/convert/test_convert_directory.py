@@ -23,7 +23,7 @@ def codes(error: pytest.ExceptionInfo[DiagnosticError]) -> list[str]:
     return [item.code for item in error.value.diagnostics]
 
 
-@pytest.mark.parametrize("change", ["weights", "config", "more", "record"])
+@pytest.mark.parametrize("change", ["weights", "config", "missing"])
 def test_an_output_that_differs_is_not_replaced_unasked(
     source: Checkpoint, tmp_path: Path, change: str
 ) -> None:
@@ -35,16 +35,33 @@ def test_an_output_that_differs_is_not_replaced_unasked(
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     elif change == "config":
         (out / "config.json").write_text("{}\n")
-    elif change == "record":
-        (out / "specctl.json").write_text("[]")
     else:
-        (out / "more.txt").write_text("")
+        (out / "config.json").unlink()
     with pytest.raises(DiagnosticError) as error:
         run(plan, out)
     assert codes(error) == ["SD603"]
     assert run(plan, out, is_forced=True).state == "written"
     assert run(plan, out).state == "unchanged"
     assert names_in(tmp_path) == {"source", "out"}
+
+
+@pytest.mark.parametrize("record", [None, "[]", "{", '{"files": 1}'])
+def test_a_file_that_someone_put_into_an_output_is_never_deleted(
+    source: Checkpoint, tmp_path: Path, record: str | None
+) -> None:
+    out, plan = tmp_path / "out", plan_of(source, copies(source))
+    run(plan, out)
+    if record is None:
+        (out / "notes.md").write_text("mine")
+    else:  # without a record nobody knows whose files they are
+        (out / "specctl.json").write_text(record)
+    for is_forced in (False, True):
+        with pytest.raises(DiagnosticError) as error:
+            run(plan, out, is_forced=is_forced)
+        assert codes(error) == ["SD603"]
+        assert "did not write" in (error.value.diagnostics[0].found or "")
+    assert (out / "model.safetensors").is_file()
+    assert record is not None or (out / "notes.md").read_text() == "mine"
 
 
 def test_a_directory_that_we_did_not_write_is_never_replaced(

@@ -146,3 +146,16 @@ def test_a_quantised_head_is_not_cut(tmp_path: Path) -> None:
     report = convert(str(start), to="specforge", out=str(out), target=TINY, given=given)
     assert errors(report) == ["SD607"]
     assert "scales" in report.diagnostics[-1].message
+
+
+def test_what_json_does_not_have_is_left_out(tmp_path: Path) -> None:
+    """An unknown field is kept by normalize, and its infinity has no form in a config."""
+    start, out = tmp_path / "draft", tmp_path / "out"
+    shutil.copytree(source("speculators-eagle3-clean"), start)
+    config = config_of(start) | {"gate": float("inf"), "gates": [1.0, float("-inf")]}
+    (start / "config.json").write_text(json.dumps(config))
+    report = normalize(str(start), out=str(out))
+    assert (report.state, report.fixes) == ("written", ("not-finite",))
+    written = config_of(out)
+    assert "gate" not in written
+    assert written["gates"] == [1.0, None]
