@@ -33,3 +33,16 @@ def stated(config: Mapping[str, object], key: str) -> object:
     """Return the first value of a field that a place states; None when none does."""
     values = (section.get(key) for _, section in model_sections(config))
     return next((value for value in values if value is not None), None)
+
+
+def named_target(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what a Speculators config says of its target, empty without it."""
+    section = config.get("speculators_config")
+    target = section.get("verifier") if isinstance(section, Mapping) else None
+    return target if isinstance(target, Mapping) else {}
+
+
+def named_architectures(config: Mapping[str, object]) -> list[str]:
+    """Return the architectures of the target that a Speculators config names."""
+    names = named_target(config).get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

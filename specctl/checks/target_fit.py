@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specctl.checkpoint import tensor_place
+from specctl.checkpoint.config_sections import named_architectures
 from specctl.checks.places import fact_place
 from specctl.checks.vocabulary import map_tensor, missing_end_ids
 from specctl.contract.diagnostics import Diagnostic, diagnose
@@ -37,10 +38,8 @@ def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diag
 
 def _check_architecture(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
     """Yield SD330 when a Speculators config names another architecture than the target's."""
-    section = draft.config.get("speculators_config")
-    verifier = section.get("verifier") if isinstance(section, dict) else None
-    named = verifier.get("architectures") if isinstance(verifier, dict) else None
-    if not isinstance(named, list) or not named or not target.architecture:
+    named = named_architectures(draft.config)
+    if not named or not target.architecture:
         return
     if target.architecture not in named:
         shown = ", ".join(f"`{name}`" for name in named[:3])

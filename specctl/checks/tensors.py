@@ -9,6 +9,7 @@ from specctl.checks.quantization import PACKED_DTYPES, QUANTISED_DTYPES
 from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 from specctl.contract.manifest import Decoder, TensorRef
 from specctl.contract.roles import (
+    MAP_ROLES,
     TARGET_ROLES,
     TensorRole,
     dimension,
@@ -18,11 +19,6 @@ from specctl.contract.roles import (
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 WEIGHT_DTYPES = ("BF16", "F16", "F32")
-_MAP_ROLES = (
-    "d2t",
-    "t2d",
-    "token_map",
-)  # lengths and dtypes are the vocabulary checks' and the reader's
 
 
 def check_target_tensors(target: TargetCheckpoint) -> Iterator[Diagnostic]:
@@ -80,8 +76,8 @@ def _check(
     quantised: list[TensorRef] = []
     for role, ref in tensors.items():
         entry = find_role(role, roles)
-        if entry is None or role in _MAP_ROLES:
-            continue
+        if entry is None or role in MAP_ROLES:
+            continue  # lengths and dtypes are the vocabulary checks' and the reader's
         if ref.dtype in QUANTISED_DTYPES:
             quantised.append(ref)
         elif ref.dtype not in WEIGHT_DTYPES:

@@ -124,6 +124,9 @@ MTP_ROLES: tuple[TensorRole, ...] = (
     _role("norm", "H"),
 )
 
+MAP_ROLES = ("d2t", "t2d", "token_map")
+"""Integer vectors that say which target ids a reduced vocabulary holds."""
+
 ROLES_BY_ALGORITHM: Mapping[str, tuple[TensorRole, ...]] = {
     "eagle3": EAGLE3_ROLES,
     "dspark": DSPARK_ROLES,

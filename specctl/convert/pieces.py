@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from specctl.contract.manifest import TensorRef
-from specctl.formats.written import Copy, Joined, Origin, Rows, Span, TensorSource, Values
+from specctl.formats.written import (
+    Copy,
+    Joined,
+    Origin,
+    Rows,
+    Span,
+    TensorSource,
+    Values,
+    num_bytes,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +54,6 @@ def _range(ref: TensorRef, origin: Origin) -> FileRange:
 
 
 def _span(source: Span) -> FileRange:
-    from specctl.formats.written import num_bytes
-
     begin = source.ref.begin + source.begin_bytes
     end = begin + num_bytes(source)
     if end > source.ref.end:

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from specctl.checkpoint import Checkpoint
 from specctl.checkpoint.sources import StoredFile
@@ -102,12 +101,7 @@ class SourceFiles:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         """Close every file."""
         self._stack.close()
 

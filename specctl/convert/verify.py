@@ -14,6 +14,7 @@ from specctl.checkpoint import open_checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.file_names import QUANTIZATION
 from specctl.contract.manifest import TensorRef
+from specctl.contract.roles import MAP_ROLES
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.written import Copy, Joined, Rows, Span, TensorSource, Written
 
@@ -46,7 +47,6 @@ _LOST_ROLES: Mapping[str, tuple[str, ...]] = {
     "confidence-head": ("confidence.",),
     "gate": ("layers.",),
 }
-_DERIVED_ROLES = frozenset({"d2t", "t2d"})
 
 
 def unused_tensors(
@@ -64,7 +64,7 @@ def unused_tensors(
             role
             for role, ref in draft.tensors.items()
             if (ref.file, ref.begin, ref.end) not in taken
-            and role not in _DERIVED_ROLES
+            and role not in MAP_ROLES
             and not (excused and role.startswith(excused))
         )
     )

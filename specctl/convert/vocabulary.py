@@ -16,7 +16,7 @@ from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import TensorRef
-from specctl.contract.roles import find_role
+from specctl.contract.roles import MAP_ROLES, find_role
 from specctl.convert.files import tensor_views
 from specctl.convert.reading import SourceFiles
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
@@ -24,7 +24,6 @@ from specctl.formats.written import Copy, Origin, Rows, TensorSource, Written
 
 MAP_OPTION = "--token-map"
 FULL_OPTION = "--full-vocabulary"
-_MAP_ROLES = frozenset({"d2t", "t2d", "token_map"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,10 +79,9 @@ def reduced(
         (head.file, head.key): Rows(ref=head, rows=chosen, origin=origin)
     }
     for role, ref in draft.tensors.items():
-        entry = find_role(role, draft.roles)
-        if role not in ("head", *_MAP_ROLES) and entry is not None and entry.shape[:1] == ("R",):
+        if _is_cut(role, draft):
             sources[ref.file, ref.key] = Rows(ref=ref, rows=chosen)
-    kept = {role: ref for role, ref in draft.tensors.items() if role not in _MAP_ROLES}
+    kept = {role: ref for role, ref in draft.tensors.items() if role not in MAP_ROLES}
     changed = replace(
         draft,
         draft_vocab_size=len(chosen),
@@ -99,7 +97,7 @@ def reduced(
 
 def lacks_map(draft: DraftCheckpoint) -> bool:
     """Tell whether a draft has a reduced head and nothing that says which ids its rows are."""
-    return draft.map_kind == "reduced" and not _MAP_ROLES & {*draft.tensors} - {"t2d"}
+    return draft.map_kind == "reduced" and not {*MAP_ROLES} & {*draft.tensors} - {"t2d"}
 
 
 def adopted(
@@ -182,7 +180,7 @@ def full(
     if head is not None:
         _check_rows(head, target.head, ids, checkpoints)
     size = draft.target_vocab_size
-    kept = {role: ref for role, ref in draft.tensors.items() if role not in _MAP_ROLES}
+    kept = {role: ref for role, ref in draft.tensors.items() if role not in MAP_ROLES}
     changed = replace(
         draft,
         draft_vocab_size=size,
@@ -200,7 +198,7 @@ def full(
 
 def _is_cut(role: str, draft: DraftCheckpoint) -> bool:
     entry = find_role(role, draft.roles)
-    return role not in ("head", *_MAP_ROLES) and entry is not None and entry.shape[:1] == ("R",)
+    return role not in ("head", *MAP_ROLES) and entry is not None and entry.shape[:1] == ("R",)
 
 
 def _check_rows(

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from specctl.checkpoint.config_sections import named_target
+from specctl.checkpoint.config_sections import named_architectures
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Decoder, Rope, TensorRef
@@ -184,8 +184,7 @@ def speculators_section(
 def _target_architectures(request: WriteRequest) -> list[str]:
     if request.target is not None and request.target.architecture:
         return [request.target.architecture]
-    names = named_target(request.draft.config).get("architectures")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return named_architectures(request.draft.config)
 
 
 def speculators_problems(request: WriteRequest) -> list[Diagnostic]:

@@ -1,1 +1,4 @@
-"""Use cases: inspect, validate, write a manifest, explain. They return values and print nothing."""
+"""Use cases: inspect, validate, convert, normalize, write a manifest, build a token map, explain.
+
+They return values and print nothing.
+"""

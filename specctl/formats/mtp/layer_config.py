@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specctl.checkpoint.config_sections import named_architectures
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
@@ -65,7 +66,10 @@ def qwen_config(draft: DraftCheckpoint) -> dict[str, Any] | Diagnostic:
             expected=", ".join(GATED_TEXT_TYPES),
             found=model_type,
         )
-    head: dict[str, Any] = {"architectures": _target_architectures(draft), **dtype_config(draft)}
+    head: dict[str, Any] = {
+        "architectures": named_architectures(draft.config),
+        **dtype_config(draft),
+    }
     if model_type == "qwen3_next":
         return {**head, **layer, "num_nextn_predict_layers": 1}
     text = {**layer, "mtp_num_hidden_layers": 1}
@@ -93,13 +97,6 @@ def deepseek_config(draft: DraftCheckpoint, depth: int) -> dict[str, Any] | Diag
 
 def _dropped() -> frozenset[str]:
     return frozenset((*_NOT_OF_A_LAYER, *COUNT_FIELDS))
-
-
-def _target_architectures(draft: DraftCheckpoint) -> list[str]:
-    section = draft.config.get("speculators_config")
-    target = section.get("verifier") if isinstance(section, Mapping) else None
-    names = target.get("architectures") if isinstance(target, Mapping) else None
-    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _no_class(found: str) -> Diagnostic:
