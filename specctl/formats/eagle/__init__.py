@@ -6,10 +6,10 @@ from specctl.formats.eagle import claims
 from specctl.formats.format import Format, Layout, at
 
 _PACKAGE = "specctl.formats.eagle"
-_NATIVE = f"{_PACKAGE}.native"
+_FLAT = f"{_PACKAGE}.flat"
 _EAGLE1 = f"{_PACKAGE}.eagle1"
 _PEAGLE = f"{_PACKAGE}.peagle"
-_WRITERS = f"{_PACKAGE}.writers"
+_WRITE_FLAT = f"{_PACKAGE}.write_flat"
 _WRITE_OWN = f"{_PACKAGE}.write_own"
 _WRITE_EAGLE1 = f"{_PACKAGE}.write_eagle1"
 _WRITE_SPECULATORS = f"{_PACKAGE}.write_speculators"
@@ -31,9 +31,9 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.safeailab,
-        read=at(_NATIVE, "read_safeailab"),
+        read=at(_FLAT, "read_safeailab"),
         source="SafeAILab/EAGLE eagle/model/cnets.py",
-        write=at(_WRITERS, "write_safeailab"),
+        write=at(_WRITE_FLAT, "write_safeailab"),
     ),
     Format(
         name="specforge-eagle3",
@@ -42,9 +42,9 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.specforge,
-        read=at(_NATIVE, "read_specforge"),
+        read=at(_FLAT, "read_specforge"),
         source="SpecForge llama3_eagle.py and its export",
-        write=at(_WRITERS, "write_specforge"),
+        write=at(_WRITE_FLAT, "write_specforge"),
     ),
     Format(
         name="modelopt-eagle3",
@@ -53,9 +53,9 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.modelopt,
-        read=at(_NATIVE, "read_modelopt"),
+        read=at(_FLAT, "read_modelopt"),
         source="Model-Optimizer EAGLE-3 export template",
-        write=at(_WRITERS, "write_modelopt"),
+        write=at(_WRITE_FLAT, "write_modelopt"),
     ),
     Format(
         name="nemo-eagle3",
@@ -64,10 +64,10 @@ _EAGLE3_ROWS: tuple[Format, ...] = (
         algorithm="eagle3",
         layouts=("eagle3",),
         claim=claims.nemo,
-        read=at(_NATIVE, "read_nemo"),
+        read=at(_FLAT, "read_nemo"),
         source="NeMo Automodel LlamaEagle3DraftModel and serve_vllm",
         refines=("huggingface",),
-        write=at(_WRITERS, "write_nemo"),
+        write=at(_WRITE_FLAT, "write_nemo"),
     ),
     Format(
         name="deepspec-eagle3",
@@ -124,7 +124,7 @@ _PARALLEL_ROWS: tuple[Format, ...] = (
             "eagle",
             "huggingface",
         ),
-        write=at(_WRITERS, "write_peagle"),
+        write=at(_WRITE_FLAT, "write_peagle"),
     ),
     Format(
         name="speculators-peagle",

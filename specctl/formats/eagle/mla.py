@@ -21,7 +21,7 @@ from specctl.formats.eagle.eagle3 import (
     read_norm_flags,
     read_target_hidden,
 )
-from specctl.formats.eagle.native import (
+from specctl.formats.eagle.flat import (
     flat_norm_before_residual,
     note_switches,
     read_aux,

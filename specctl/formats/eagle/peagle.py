@@ -22,7 +22,7 @@ from specctl.formats.eagle.eagle3 import (
     read_eagle3,
     read_norm_flags,
 )
-from specctl.formats.eagle.native import (
+from specctl.formats.eagle.flat import (
     flat_norm_before_residual,
     note_switches,
     read_aux,

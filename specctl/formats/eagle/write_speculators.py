@@ -14,12 +14,12 @@ from specctl.draft import DraftCheckpoint
 from specctl.formats.aux_layers import AUX_KEY
 from specctl.formats.eagle.eagle3 import SPECULATORS_NAMES
 from specctl.formats.eagle.peagle import MASK_KEY
+from specctl.formats.eagle.write_flat import no_mask
 from specctl.formats.eagle.write_problems import (
     common_problems,
     library_problems,
     missing_parts,
 )
-from specctl.formats.eagle.writers import no_mask
 from specctl.formats.writing import (
     SHARED_KEYS,
     SPECULATORS_VERSION,
