@@ -10,7 +10,6 @@ from __future__ import annotations
 from specctl.checkpoint import Checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
-from specctl.formats import huggingface
 from specctl.formats.detect import detect, mark_place
 from specctl.formats.given import complete_draft, with_given
 from specctl.formats.registry import BY_NAME
@@ -54,6 +53,8 @@ def read_target(checkpoint: Checkpoint, detection: Detection | None = None) -> T
         raise DiagnosticError(detection.diagnostics)
     if detection.role != "target":
         raise DiagnosticError(_wrong_role("a target", detection.evidence, checkpoint))
+    from specctl.formats import huggingface  # a draft alone needs none of it
+
     return huggingface.read(checkpoint, detection.bundled)
 
 

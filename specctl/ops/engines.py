@@ -14,11 +14,9 @@ ENGINE_NAMES: tuple[str, ...] = get_args(Engine)
 
 
 def engine_reports(
-    draft: DraftCheckpoint | None, target: TargetCheckpoint | None
+    draft: DraftCheckpoint, target: TargetCheckpoint | None
 ) -> tuple[EngineReport, ...]:
-    """Return the verdicts on a draft; none without one."""
-    if draft is None:
-        return ()
+    """Return the verdicts on a draft."""
     return tuple(
         EngineReport(
             engine=verdict.engine,

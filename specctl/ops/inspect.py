@@ -14,11 +14,11 @@ from specctl.contract.text import printable
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.embedding import locate
-from specctl.ops.bundled import bundled_report
-from specctl.ops.engines import engine_reports
 from specctl.ops.load import Loaded, fit, load
 from specctl.ops.report import (
     AuxHidden,
+    BundledDraft,
+    EngineReport,
     GeometryFacts,
     InspectReport,
     Part,
@@ -125,13 +125,29 @@ def _report(
         aux_hidden=None if loaded.draft is None else _aux_hidden(loaded.draft),
         sharing=_sharing(loaded, facts),
         details={} if loaded.draft is None else dict(loaded.draft.details),
-        bundled=None if loaded.bundled is None else bundled_report(loaded.bundled),
-        engines=engine_reports(loaded.draft, facts),
+        bundled=_bundled(loaded),
+        engines=_engines(loaded, facts),
         tensors=_tensors(loaded),
         diagnostics=tuple(
             finding(d, format=loaded.detection.format) for d in rules.apply(diagnostics)
         ),
     )
+
+
+def _bundled(loaded: Loaded) -> BundledDraft | None:
+    if loaded.bundled is None:
+        return None
+    from specctl.ops.bundled import bundled_report  # few targets have a draft inside
+
+    return bundled_report(loaded.bundled)
+
+
+def _engines(loaded: Loaded, target: TargetCheckpoint | None) -> tuple[EngineReport, ...]:
+    if loaded.draft is None:
+        return ()
+    from specctl.ops.engines import engine_reports  # the table is of drafts
+
+    return engine_reports(loaded.draft, target)
 
 
 def _without_facts(source: str, diagnostics: Iterable[Diagnostic]) -> InspectReport:

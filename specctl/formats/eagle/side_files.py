@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specctl.checkpoint import Checkpoint
-from specctl.checkpoint.pt_list import read_stored_ints
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.map_encoding import decide_map_encoding
 from specctl.contract.vocabulary_map import absolute_to_offsets
@@ -52,6 +51,8 @@ def with_side_map(
     is_reduced = size is not None and facts.draft_vocab_size != size
     if found is None or size is None or facts.d2t is not None or not is_reduced:
         return facts
+    from specctl.checkpoint.pt_list import read_stored_ints  # pickles: for a side file only
+
     try:
         values = read_stored_ints(checkpoint.store, found.file, entry=found.entry)
     except DiagnosticError as error:

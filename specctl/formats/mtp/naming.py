@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from specctl.formats.mtp.family import MtpFamily
-from specctl.formats.written import TensorSource
+
+if TYPE_CHECKING:
+    from specctl.formats.written import TensorSource
 
 BORROWED = ("embedding", "head")
 _IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
