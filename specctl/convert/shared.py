@@ -35,7 +35,7 @@ def settle_shared(
     for finding in diagnostics:
         role = loss_of(finding) or ""
         ours, other = draft.tensors.get(role), theirs.get(role)
-        if ours is None or other is None or not _is_copy(ours, other, checkpoints):
+        if ours is None or other is None or not is_copy(ours, other, checkpoints):
             yield finding
         else:
             yield msgspec.structs.replace(
@@ -45,7 +45,7 @@ def settle_shared(
             )
 
 
-def _is_copy(ours: TensorRef, other: TensorRef, checkpoints: Mapping[Origin, Checkpoint]) -> bool:
+def is_copy(ours: TensorRef, other: TensorRef, checkpoints: Mapping[Origin, Checkpoint]) -> bool:
     """Tell whether the draft's matrix is the target's; the target's may have rows after it."""
     if (ours.dtype, ours.shape[1:]) != (other.dtype, other.shape[1:]):
         return False

@@ -6,21 +6,25 @@ it appears, and holds the draft's facts inside the target's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from specctl import formats
-from specctl.checkpoint import open_checkpoint
+from specctl.checkpoint import Checkpoint, open_checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.contract.file_names import CONFIG
 from specctl.convert.engine import Plan
 from specctl.convert.provenance import provenance_record
+from specctl.convert.shared import is_copy
 from specctl.convert.stitch import stitched_config, stitched_layout, target_side_files
-from specctl.convert.verify import check_same_facts
+from specctl.convert.verify import check_same_facts, unused_tensors
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.mtp.merge import Merge, merge
+from specctl.formats.mtp.naming import role_names
+from specctl.formats.written import Origin, Written
 from specctl.ops.convert import (
     USUAL,
     Options,
@@ -48,16 +52,22 @@ def stitch(source: str, into: str, *, out: str, options: Options = USUAL) -> Con
         target = _target(loaded)
     except DiagnosticError as error:
         return refused(source, None, None, out, error.diagnostics)
-    change = merge(parts.draft, loaded.checkpoint, depth=target.num_layers)
+    checkpoints = {**parts.checkpoints, "target": loaded.checkpoint}
+    change = merge(
+        parts.draft,
+        loaded.checkpoint,
+        depth=target.num_layers,
+        is_copy=lambda role: _is_copy(role, parts.draft, target, checkpoints),
+    )
     findings = [
         *left_open(parts.diagnostics),
         *located(loaded.checkpoint.diagnostics, into),
         *located((*change.diagnostics, *_widths(parts.draft, target)), source, target=into),
         *_other_layers(parts.draft, loaded, change),
+        *located(_without_place(parts.draft, change), source),
     ]
     if has_errors(findings):
         return refused(source, parts.draft.format, None, out, findings)
-    checkpoints = {**parts.checkpoints, "target": loaded.checkpoint}
     record = provenance_record(
         checkpoints,
         command="stitch",
@@ -103,6 +113,34 @@ def _target(loaded: Loaded) -> TargetCheckpoint:
     raise DiagnosticError([finding, *(d for d in loaded.diagnostics if d.severity == "error")])
 
 
+def _is_copy(
+    role: str,
+    draft: DraftCheckpoint,
+    target: TargetCheckpoint,
+    checkpoints: Mapping[Origin, Checkpoint],
+) -> bool:
+    other = target.embedding if role_names(role)[1] == "embedding" else target.head
+    return other is not None and is_copy(draft.tensors[role], other, checkpoints)
+
+
+def _without_place(draft: DraftCheckpoint, change: Merge) -> list[Diagnostic]:
+    """Return SD611 for tensors of the layers that the target's layout has no name for."""
+    if not change.tensors:
+        return []  # refused already
+    written = Written(config={}, tensors=change.tensors)
+    return [
+        diagnose(
+            "SD611",
+            where=f"{draft.tensors[role].file}::{draft.tensors[role].key}",
+            message=f"`{draft.tensors[role].key}` has no place among the target's layers",
+            expected="every tensor of the layers in the target",
+            found="a tensor left over",
+        )
+        for role in unused_tensors(draft, written, ())
+        if role not in change.left_out
+    ]
+
+
 def _other_layers(draft: DraftCheckpoint, loaded: Loaded, change: Merge) -> list[Diagnostic]:
     """Return SD611 when the target has layers of another layout, beside which these would stand."""
     if loaded.detection.bundled is None or change.replaced or has_errors(change.diagnostics):
@@ -138,7 +176,11 @@ def _widths(draft: DraftCheckpoint, target: TargetCheckpoint) -> list[Diagnostic
 
 
 def _check(directory: Path, draft: DraftCheckpoint, loaded: Loaded) -> None:
-    """Raise SD606 unless the written target reads as before, with the draft's facts inside."""
+    """Raise unless the written target reads as before, with the draft's facts inside.
+
+    Raises:
+        DiagnosticError: SD606, SD611.
+    """
     checkpoint = open_checkpoint(directory)
     detection = formats.detect(checkpoint)
     found = None if detection.bundled is None else formats.read_draft(checkpoint, detection)
@@ -152,4 +194,16 @@ def _check(directory: Path, draft: DraftCheckpoint, loaded: Loaded) -> None:
                 found=detection.format,
             )
         )
-    check_same_facts(draft, found, checkpoint.diagnostics, losses=("embedding", "head"))
+    try:
+        check_same_facts(draft, found, checkpoint.diagnostics, losses=("embedding", "head"))
+    except DiagnosticError as error:  # the target's config describes other layers
+        raise DiagnosticError(
+            [
+                msgspec.structs.replace(
+                    diagnose("SD611", where=item.where, message=f"in the target: {item.message}"),
+                    expected=item.expected,
+                    found=item.found,
+                )
+                for item in error.diagnostics
+            ]
+        ) from error

@@ -8,7 +8,7 @@ the same bytes. Nothing is read and nothing is written here; `specctl.convert` d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint
@@ -33,6 +33,7 @@ class Merge:
         count_pointer: config field that must say how many layers there are, None for a family
             without one.
         count: its value.
+        left_out: roles of copies that the target has no place for and that are its own matrices.
         diagnostics: SD507 for a copy that is left out, SD611 for layers that do not fit.
     """
 
@@ -40,16 +41,24 @@ class Merge:
     replaced: tuple[str, ...]
     count_pointer: str | None
     count: int
+    left_out: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
 
 
-def merge(draft: DraftCheckpoint, target: Checkpoint, *, depth: int | None) -> Merge:
+def merge(
+    draft: DraftCheckpoint,
+    target: Checkpoint,
+    *,
+    depth: int | None,
+    is_copy: Callable[[str], bool],
+) -> Merge:
     """Return what to change in a target so that it holds the draft's layers.
 
     Args:
         draft: prediction layers as read, alone or out of another target.
         target: the opened target.
         depth: layers of the target, for a family that numbers on from them.
+        is_copy: tells of a role whether its bytes are those of the target's embedding or head.
     """
     part = _present(draft, target)
     family = part.family if part is not None else _family_of(draft)
@@ -60,7 +69,8 @@ def merge(draft: DraftCheckpoint, target: Checkpoint, *, depth: int | None) -> M
     root = part.root if part is not None else _root(family, target)
     has = frozenset() if part is None else frozenset(part.roles.values())
     sources = with_experts(draft.tensors, is_fused=_is_fused(draft, has))
-    left_out = [role for role in sources if _is_borrowed(role) and role not in has]
+    spare = (role for role in sources if _is_borrowed(role) and role not in has)
+    left_out = [role for role in spare if is_copy(role)]
     kept = {role: source for role, source in sources.items() if role not in left_out}
     tensors = _in_place(draft, family, part, kept, root=root, indexes=indexes)
     pointer = count_pointer(target.config or {}, family.count_fields)
@@ -70,6 +80,7 @@ def merge(draft: DraftCheckpoint, target: Checkpoint, *, depth: int | None) -> M
         replaced=tuple(sorted(key for key in tensors if key in target.tensors)),
         count_pointer=pointer,
         count=layers,
+        left_out=tuple(left_out),
         diagnostics=tuple(findings),
     )
 
@@ -175,7 +186,7 @@ def _left_out(draft: DraftCheckpoint, roles: list[str]) -> list[Diagnostic]:
         diagnose(
             "SD507",
             where=f"{draft.tensors[role].file}::{draft.tensors[role].key}",
-            message="left out: the target's own matrix is used, and it has no copy to replace",
+            message="left out: it equals the target's own matrix, which has no copy to replace",
         )
         for role in roles
     ]
@@ -190,4 +201,11 @@ def _refused(draft: DraftCheckpoint, part: MtpPart | None, layers: int) -> Merge
         expected="a target of the same family, its number of layers known",
         found=f"room for {room}" if room else "no layers of this family",
     )
-    return Merge(tensors={}, replaced=(), count_pointer=None, count=layers, diagnostics=(finding,))
+    return Merge(
+        tensors={},
+        replaced=(),
+        count_pointer=None,
+        count=layers,
+        left_out=(),
+        diagnostics=(finding,),
+    )

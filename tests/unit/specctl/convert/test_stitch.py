@@ -118,6 +118,47 @@ def test_layers_are_added_to_a_target_that_has_none(tmp_path: Path) -> None:
     assert config_of(tmp_path / "out") == config_of(target(name))
 
 
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_copies_of_embedding_and_head_are_left_out_only_when_they_are_copies(
+    tmp_path: Path, is_equal: bool
+) -> None:
+    name = "hf-deepseek-v3-mtp"
+    part = extracted(name, "deepseek-mtp", tmp_path / "part")
+    bare = without_layers(name, tmp_path / "bare")
+    owner, weights = read_weights(bare), read_weights(part)
+    copies = {
+        next(key for key in weights if key.endswith(end)): owner[own]
+        for end, own in (
+            ("embed_tokens.weight", "model.embed_tokens.weight"),
+            ("shared_head.head.weight", "lm_head.weight"),
+        )
+    }
+    others = {key: (dtype, shape, data[::-1]) for key, (dtype, shape, data) in copies.items()}
+    given = copies if is_equal else others
+    write_safetensors(part / "model.safetensors", weights | given, {"format": "pt"})
+    report = stitch(str(part), str(bare), out=str(tmp_path / "out"), options=QUICK)
+    assert (report.state, errors(report)) == ("written", [])
+    after = read_weights(tmp_path / "out")
+    new = {key: after[key] for key in set(after) - set(owner)}
+    assert new == ({k: t for k, t in weights.items() if k not in given} if is_equal
+                   else weights | given)  # fmt: skip
+    assert {d.code for d in report.diagnostics if "left out" in d.message} == (
+        {"SD507"} if is_equal else set()
+    )
+
+
+def test_layers_of_other_sizes_than_the_targets_config_says(tmp_path: Path) -> None:
+    name = "hf-deepseek-v3-mtp"
+    part = extracted(name, "deepseek-mtp", tmp_path / "part")
+    bare = without_layers(name, tmp_path / "bare")
+    config = config_of(bare)
+    config["q_lora_rank"] += 1
+    (bare / "config.json").write_text(json.dumps(config))
+    report = stitch(str(part), str(bare), out=str(tmp_path / "out"), options=QUICK)
+    assert set(errors(report)) == {"SD611"}
+    assert names_in(tmp_path) == {"part", "bare"}
+
+
 def test_layers_of_another_family_or_width_are_refused(tmp_path: Path) -> None:
     part = extracted("hf-qwen35-mtp", "qwen-mtp", tmp_path / "part")
     report = stitch(str(part), str(target("hf-deepseek-v3-mtp")), out=str(tmp_path / "out"))

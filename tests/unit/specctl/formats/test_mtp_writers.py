@@ -180,7 +180,7 @@ def test_experts_that_are_not_alike_are_not_stacked() -> None:
         assert writer is not None
         written = writer(WriteRequest(draft=read, target_name="example/target"))
         assert [d.code for d in written.diagnostics] == ["SD602"]
-        found = merge(read, opened("hf-qwen35-moe-mtp"), depth=None)
+        found = merge(read, opened("hf-qwen35-moe-mtp"), depth=None, is_copy=bool)
         assert "mtp.layers.0.mlp.experts.0.up_proj.weight" in found.tensors
 
 
@@ -206,7 +206,7 @@ def test_putting_back_what_was_taken_out_changes_nothing(name: str, tmp_path: Pa
     whole = opened(name)
     bundled = formats.read_draft(whole)
     alone = open_checkpoint(converted(CHECKPOINTS / name, bundled.format, tmp_path / "slice"))
-    found = merge(formats.read_draft(alone), whole, depth=1)
+    found = merge(formats.read_draft(alone), whole, depth=1, is_copy=bool)
     assert found.diagnostics == ()
     own = {ref.key for ref in bundled.tensors.values()}
     assert set(found.replaced) == set(found.tensors) == own
@@ -218,7 +218,7 @@ def test_a_speculators_draft_is_put_back_in_the_targets_form(name: str, tmp_path
     """The inverse of Speculators' renaming; `stitch-mtp` does the same for one form of experts."""
     whole = opened(name)
     there = open_checkpoint(converted(CHECKPOINTS / name, "speculators-mtp", tmp_path / "there"))
-    found = merge(formats.read_draft(there), whole, depth=None)
+    found = merge(formats.read_draft(there), whole, depth=None, is_copy=bool)
     own = {ref.key for ref in formats.read_draft(whole).tensors.values()}
     assert (found.diagnostics, set(found.tensors)) == ((), own)
     assert stitched(found, there) == {key: whole.read_bytes(key) for key in own}
@@ -227,7 +227,7 @@ def test_a_speculators_draft_is_put_back_in_the_targets_form(name: str, tmp_path
 def test_layers_are_added_to_a_target_without_any() -> None:
     bare = opened("hf-llama-clean")
     read = draft("deepseek-mtp-clean")
-    found = merge(read, bare, depth=8)
+    found = merge(read, bare, depth=8, is_copy=bool)
     assert (found.replaced, found.count) == ((), 1)
     assert "model.layers.8.eh_proj.weight" in found.tensors
     assert found.count_pointer == "/num_nextn_predict_layers"
@@ -238,7 +238,7 @@ def test_layers_are_added_to_a_target_without_any() -> None:
 
 def test_the_count_is_set_where_the_text_models_fields_are() -> None:
     whole = opened("hf-qwen35-mtp-unannounced")
-    found = merge(draft("qwen-mtp-clean"), whole, depth=None)
+    found = merge(draft("qwen-mtp-clean"), whole, depth=None, is_copy=bool)
     assert found.count_pointer == "/text_config/mtp_num_hidden_layers"
     changed = with_count(whole.config or {}, found.count_pointer, found.count)
     assert changed == opened("hf-qwen35-mtp").config
@@ -247,26 +247,29 @@ def test_the_count_is_set_where_the_text_models_fields_are() -> None:
 def test_layers_of_another_shape_or_family_do_not_fit() -> None:
     whole = opened("hf-qwen35-mtp")
     narrow = draft("qwen-mtp-clean", drop=("mtp.norm.weight",), add={"mtp.norm.weight": (5,)})
-    assert [d.code for d in merge(narrow, whole, depth=None).diagnostics] == ["SD611"]
+    narrowed = merge(narrow, whole, depth=None, is_copy=bool)
+    assert [d.code for d in narrowed.diagnostics] == ["SD611"]
     assistant = draft("gemma4-assistant-clean")
-    assert [d.code for d in merge(assistant, whole, depth=None).diagnostics] == ["SD611"]
-    deep = merge(draft("deepseek-mtp-clean"), whole, depth=None)
+    assert [d.code for d in merge(assistant, whole, depth=None, is_copy=bool).diagnostics] == [
+        "SD611"
+    ]
+    deep = merge(draft("deepseek-mtp-clean"), whole, depth=None, is_copy=bool)
     assert [d.code for d in deep.diagnostics] == ["SD611"]
     assert deep.tensors == {}
 
 
 def test_more_layers_than_the_target_has_do_not_fit() -> None:
     deep = draft("speculators-mtp-experts", add={"mtp_layers.1.mlp.gate.weight": (3, 6)})
-    found = merge(deep, opened("hf-qwen35-moe-mtp"), depth=None)
+    found = merge(deep, opened("hf-qwen35-moe-mtp"), depth=None, is_copy=bool)
     assert [d.code for d in found.diagnostics] == ["SD611"]
-    split = merge(draft("hf-nemotron-h-mtp"), opened("hf-llama-clean"), depth=8)
+    split = merge(draft("hf-nemotron-h-mtp"), opened("hf-llama-clean"), depth=8, is_copy=bool)
     assert split.count == 1
     assert "mtp.layers.1.final_layernorm.weight" in split.tensors
 
 
 def test_a_copy_that_the_target_does_not_have_is_left_out() -> None:
     whole = opened("hf-glm46-mtp")
-    found = merge(draft("hf-glm45-mtp"), whole, depth=1)
+    found = merge(draft("hf-glm45-mtp"), whole, depth=1, is_copy=bool)
     assert [d.code for d in found.diagnostics] == ["SD507", "SD507"]
     assert not [key for key in found.tensors if "embed" in key or "shared_head.head" in key]
 
