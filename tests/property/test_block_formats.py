@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from specctl.formats.block.places import Place, Sections, settle
 from specctl.formats.block.tables import BLOCK_TABLES
 from specctl.formats.fields import ReaderFindings, root_fields
 from specctl.formats.written import Copy, WriteRequest, Written
+from tests.unit.specctl.formats.edits import BLOCK_FACTS, CHECKPOINTS
 
-CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 CLEAN = (
     "zlab-dflash-clean",
     "zlab-dflash2-clean",
@@ -33,23 +32,6 @@ CLEAN = (
     "deepspec-dspark-clean",
     "deepspec-dspark-dflash",
     "modelopt-dspark-clean",
-)
-FACTS = (
-    "algorithm",
-    "decoder",
-    "target_hidden_size",
-    "aux_layer_ids",
-    "mask_token_id",
-    "markov",
-    "has_confidence_head",
-    "is_confidence_with_markov",
-    "sample_from_anchor",
-    "draft_block_size",
-    "geometry",
-    "draft_vocab_size",
-    "target_vocab_size",
-    "draft_to_target",
-    "details",
 )
 
 
@@ -159,7 +141,7 @@ def test_a_draft_read_back_has_the_facts_that_were_written(
     again = written_back(checkpoint, written)
     assert formats.detect(again).format == entry.name, name
     read = formats.read_draft(again)
-    for fact in FACTS:
+    for fact in BLOCK_FACTS:
         assert getattr(read, fact) == getattr(draft, fact), (name, entry.name, fact)
     taken = {source.ref.key for source in written.tensors.values() if isinstance(source, Copy)}
     assert {ref.key for ref in draft.tensors.values()} <= taken

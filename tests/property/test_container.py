@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,84 +14,9 @@ from specctl.checkpoint import Checkpoint, open_checkpoint, read_pt_ints, write_
 from specctl.checkpoint.tensor_entry import DTYPE_BITS
 from specctl.contract.codes import CODES
 from specctl.contract.diagnostics import DiagnosticError
+from tests.fuzz_strategies import configs, indexes, mutated, weight_files
 
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 70), 1 << 70)
-    | st.floats()
-    | st.sampled_from(["F32", "I64", "BOOL", "F4", "../x", "a.safetensors", "", "\ud800", "b/c"])
-    | st.text(max_size=4)
-)
-anything: st.SearchStrategy[Any] = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-numbers = st.integers(-1, 40) | st.sampled_from([1 << 62, 1 << 63, 1 << 64])
-entries = st.fixed_dictionaries(
-    {},
-    optional={
-        "dtype": st.sampled_from(sorted(DTYPE_BITS)) | scalars,
-        "shape": st.lists(numbers, max_size=3) | anything,
-        "data_offsets": st.lists(numbers, min_size=2, max_size=2) | anything,
-        "extra": scalars,
-    },
-)
-names = st.sampled_from(["a", "b", "fc.weight", "__metadata__", "d2t", "x/y~z"]) | st.text(
-    max_size=3
-)
-headers = st.dictionaries(names, entries | anything, max_size=4)
-
-
-def encode(value: Any) -> bytes:
-    return json.dumps(value).encode("utf-8", "surrogatepass")
-
-
-@st.composite
-def mutated(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> bytes:
-    """Cut, overwrite, insert or repeat a few bytes of `source`."""
-    raw = bytearray(draw(source))
-    for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(raw)))
-        action = draw(st.sampled_from(["cut", "set", "insert", "repeat"]))
-        piece = draw(st.binary(max_size=9))
-        if action == "cut":
-            del raw[place:]
-        elif action == "set":
-            raw[place : place + len(piece)] = piece
-        elif action == "insert":
-            raw[place:place] = piece
-        else:
-            raw[place:place] = raw[max(0, place - 12) : place]
-    return bytes(raw)
-
-
-weight_files = mutated(
-    st.builds(
-        lambda header, data: len(encode(header)).to_bytes(8, "little") + encode(header) + data,
-        headers,
-        st.binary(max_size=40),
-    )
-)
-indexes = mutated(
-    st.builds(
-        lambda weights, metadata: encode({"weight_map": weights, "metadata": metadata}),
-        st.dictionaries(
-            names,
-            st.sampled_from(["a.safetensors", "model.safetensors", "../a", "m-1-of-3.safetensors"])
-            | scalars,
-            max_size=4,
-        )
-        | anything,
-        st.fixed_dictionaries({}, optional={"total_size": scalars}) | anything,
-    )
-)
-configs = mutated(st.builds(encode, st.dictionaries(names, anything, max_size=3) | anything))
 
 
 def check(checkpoint: Checkpoint) -> None:

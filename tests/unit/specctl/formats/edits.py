@@ -14,6 +14,24 @@ from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 CHECKPOINTS = Path(__file__).resolve().parents[4] / "fixtures" / "checkpoints"
 DELETE = object()
+BLOCK_FACTS = (
+    "algorithm",
+    "decoder",
+    "target_hidden_size",
+    "aux_layer_ids",
+    "mask_token_id",
+    "markov",
+    "has_confidence_head",
+    "is_confidence_with_markov",
+    "sample_from_anchor",
+    "draft_block_size",
+    "geometry",
+    "draft_vocab_size",
+    "target_vocab_size",
+    "draft_to_target",
+    "details",
+)
+"""What a block draft is, whatever the dialect that it is written in."""
 
 
 def opened(

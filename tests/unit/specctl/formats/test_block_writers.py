@@ -14,26 +14,9 @@ from specctl.draft import DraftCheckpoint
 from specctl.ops.convert import convert
 from specctl.ops.convert_report import ConvertReport
 from specctl.ops.given import Given
-from tests.unit.specctl.formats.edits import CHECKPOINTS
+from tests.unit.specctl.formats.edits import BLOCK_FACTS, CHECKPOINTS
 
 TARGET = CHECKPOINTS / "hf-llama-tiny"
-FACTS = (
-    "algorithm",
-    "decoder",
-    "target_hidden_size",
-    "aux_layer_ids",
-    "mask_token_id",
-    "markov",
-    "has_confidence_head",
-    "is_confidence_with_markov",
-    "sample_from_anchor",
-    "draft_block_size",
-    "geometry",
-    "draft_vocab_size",
-    "target_vocab_size",
-    "draft_to_target",
-    "details",
-)
 SHARED = {"embedding", "head"}
 PAIRS = [
     ("zlab-dflash-clean", "speculators-dflash"),
@@ -86,7 +69,7 @@ def test_facts_and_bytes_survive_a_conversion_and_the_way_back(
     written(there, own, back, target=str(TARGET))
     written(source, own, direct, target=str(TARGET))
     first, second, last = read(source), read(there), read(back)
-    for fact in FACTS:
+    for fact in BLOCK_FACTS:
         assert getattr(second, fact) == getattr(first, fact), fact
         assert getattr(last, fact) == getattr(first, fact), fact
     before, after = bytes_by_role(source, first), bytes_by_role(back, last)
@@ -120,7 +103,7 @@ def test_a_dialect_is_written_into_itself(name: str, tmp_path: Path) -> None:
     written(source, own, tmp_path / "once", target=str(TARGET))
     written(tmp_path / "once", own, tmp_path / "twice", target=str(TARGET))
     first, second = read(source), read(tmp_path / "once")
-    for fact in FACTS:
+    for fact in BLOCK_FACTS:
         assert getattr(second, fact) == getattr(first, fact), fact
     assert bytes_by_role(tmp_path / "once", second) == bytes_by_role(source, first)
     once, twice = ((tmp_path / n / "config.json").read_bytes() for n in ("once", "twice"))
