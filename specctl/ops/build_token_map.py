@@ -7,7 +7,6 @@ tokenizer, the forced ids and the size, not on the order or number of corpus fil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +15,13 @@ from specctl.contract.codec import load_manifest
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.digests import resolve_source as resolve_manifest_path
 from specctl.contract.file_names import TOKENIZER
-from specctl.ops.token_map_report import MapChoice, TokenMapReport, make_report, provenance
+from specctl.ops.token_map_report import (
+    MapChoice,
+    TokenMapReport,
+    map_facts,
+    provenance,
+    written_report,
+)
 from specctl.tokenmap.counting import (
     Counter,
     Counts,
@@ -88,17 +93,17 @@ def build_token_map(
     plan = survey(texts, _tally(progress, "reading", texts.num_bytes))
     counted, held_out = _count_both(texts, plan, make_counter(loaded), progress)
     choice = _choose(counted, held_out, target, size, max_loss)
-    report = make_report(
+    facts = map_facts(
         texts, loaded, target, plan, (counted, held_out), choice, max_loss, target_vocab_size
     )
     paths = write_token_map(
         Path(output),
         choice.selection.ids_target,
         target_vocab_size=target_vocab_size,
-        provenance=provenance(report),
+        provenance=provenance(facts),
     )
     files = {path.name: digest_file(path, where=str(path)) for path in paths}
-    return replace(report, directory=str(output), files=files)
+    return written_report(facts, directory=str(output), files=files)
 
 
 def find_tokenizer(source: str | Path | None) -> Path:

@@ -6,7 +6,7 @@ inputs give equal bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from specctl import __version__
@@ -23,8 +23,8 @@ _ENOUGH_SEEN = 0.99
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenMapReport:
-    """What was built, from what, and how good it is on held-out text.
+class TokenMapFacts:
+    """What a map holds, what it was counted from, and how good it is on held-out text.
 
     Args:
         tokenizer: path of tokenizer.json.
@@ -38,7 +38,6 @@ class TokenMapReport:
         num_unseen: ids of the map that never occur in the counted text and are not forced.
         num_reserved: special tokens left out because their name says reserved.
         map_digest: `sha256:` over the absolute ids, as the manifest records it.
-        files: file name -> `sha256:` of its bytes.
     """
 
     tokenizer: str
@@ -63,14 +62,24 @@ class TokenMapReport:
     num_unseen: int
     num_reserved: int
     map_digest: str
-    directory: str
-    files: dict[str, str]
     diagnostics: tuple[Diagnostic, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenMapReport(TokenMapFacts):
+    """The answer of `specctl build-token-map`: the facts, and the files that were written.
+
+    Args:
+        files: file name -> `sha256:` of its bytes.
+    """
+
+    directory: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MapChoice:
-    """The chosen ids and how the sizes compare; see `TokenMapReport`."""
+    """The chosen ids and how the sizes compare; see `TokenMapFacts`."""
 
     selection: Selection
     size_origin: Literal["given", "derived"]
@@ -80,7 +89,7 @@ class MapChoice:
     curve: tuple[CoveragePoint, ...]
 
 
-def make_report(
+def map_facts(
     texts: Corpus,
     loaded: LoadedTokenizer,
     target: TargetIds,
@@ -89,10 +98,11 @@ def make_report(
     choice: MapChoice,
     max_loss: float,
     target_vocab_size: int,
-) -> TokenMapReport:
+) -> TokenMapFacts:
+    """Return the facts of a chosen map; nothing is written yet."""
     counted, held_out = counts
     ids_target = choice.selection.ids_target
-    return TokenMapReport(
+    return TokenMapFacts(
         tokenizer=str(loaded.path),
         tokenizer_size=loaded.size,
         tokenizer_digest=loaded.digest,
@@ -116,10 +126,16 @@ def make_report(
         num_unseen=choice.selection.num_unseen,
         num_reserved=target.num_reserved,
         map_digest=map_digest(ids_target),
-        directory="",
-        files={},
         diagnostics=tuple(_warnings(texts, plan, choice)),
     )
+
+
+def written_report(
+    facts: TokenMapFacts, *, directory: str, files: dict[str, str]
+) -> TokenMapReport:
+    """Return the facts with the files that hold the map."""
+    known: dict[str, Any] = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    return TokenMapReport(**known, directory=directory, files=files)
 
 
 def _warnings(texts: Corpus, plan: Survey, choice: MapChoice) -> list[Diagnostic]:
@@ -181,30 +197,30 @@ def _warnings(texts: Corpus, plan: Survey, choice: MapChoice) -> list[Diagnostic
     return findings
 
 
-def provenance(report: TokenMapReport) -> dict[str, Any]:
+def provenance(facts: TokenMapFacts) -> dict[str, Any]:
     """Return what the map was made from, without times and paths: it must be reproducible."""
     return {
         "schema": "specctl.token-map/1",
         "specctl_version": __version__,
-        "size": report.size,
-        "size_origin": report.size_origin,
-        "size_rule": report.size_rule,
-        "target_vocab_size": report.target_vocab_size,
-        "map_digest": report.map_digest,
-        "tokenizer_digest": report.tokenizer_digest,
-        "tokenizer_size": report.tokenizer_size,
-        "corpus_digest": report.corpus_digest,
-        "num_documents": report.num_documents,
-        "num_counted_tokens": report.num_tokens,
-        "num_held_out_documents": report.num_held_out_documents,
-        "num_held_out_tokens": report.num_held_out_tokens,
+        "size": facts.size,
+        "size_origin": facts.size_origin,
+        "size_rule": facts.size_rule,
+        "target_vocab_size": facts.target_vocab_size,
+        "map_digest": facts.map_digest,
+        "tokenizer_digest": facts.tokenizer_digest,
+        "tokenizer_size": facts.tokenizer_size,
+        "corpus_digest": facts.corpus_digest,
+        "num_documents": facts.num_documents,
+        "num_counted_tokens": facts.num_tokens,
+        "num_held_out_documents": facts.num_held_out_documents,
+        "num_held_out_tokens": facts.num_held_out_tokens,
         "held_out_every": HELD_OUT_EVERY,
-        "coverage": report.coverage,
-        "coverage_of_seen": report.coverage_of_seen,
+        "coverage": facts.coverage,
+        "coverage_of_seen": facts.coverage_of_seen,
         "forced": [
             {"id": forced.target_id, "token": forced.token, "reasons": list(forced.reasons)}
-            for forced in report.forced
+            for forced in facts.forced
         ],
-        "displaced": list(report.displaced),
-        "num_unseen": report.num_unseen,
+        "displaced": list(facts.displaced),
+        "num_unseen": facts.num_unseen,
     }
