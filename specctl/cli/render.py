@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from specctl.cli.wrapping import USUAL_WIDTH, wrapped
 from specctl.contract.diagnostics import Diagnostic
-from specctl.ops.places import Place
+
+if TYPE_CHECKING:
+    from specctl.ops.places import Place
 
 _COLORS = {"error": "31", "warning": "33", "info": "36"}
 _GITHUB = {"error": "error", "warning": "warning", "info": "notice"}

@@ -13,12 +13,10 @@ import msgspec
 
 from specctl import checks, formats
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
-from specctl.checks.tokenizers import check_tokenizers
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.file_names import QUANTIZATION, TOKENIZER
 from specctl.contract.findings import capped
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
-from specctl.formats.tokenizer import token_ids
 
 _IN_TARGET = "target "
 _ALL_TENSORS = ("tensor names", "tensor headers")
@@ -127,6 +125,9 @@ def _of_tokenizers(draft: Checkpoint, target: Checkpoint) -> tuple[Diagnostic, .
             return ()
     except DiagnosticError as error:
         return error.diagnostics
+    from specctl.checks.tokenizers import check_tokenizers  # pairs of unequal tokenizers only
+    from specctl.formats.tokenizer import token_ids
+
     ours, theirs = token_ids(draft), token_ids(target)
     return () if ours is None or theirs is None else tuple(check_tokenizers(ours, theirs))
 
