@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specctl.draft import Algorithm
-from specctl.formats.format import Evidence, Format, Layout, at
+from specctl.formats.block import claims
+from specctl.formats.format import Format, Layout, at
 
 _PACKAGE = "specctl.formats.block"
 _FLAT = f"{_PACKAGE}.flat"
@@ -24,75 +25,6 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(name="domino", pattern=r"(logit_head\.)?prefix_gru\..*"),
     Layout(name="xpress", pattern=r"refiner_head\..*"),
 )
-
-_DSPARK_CLASSES = (
-    "Qwen3DSparkModel",
-    "Gemma4DSparkModel",
-    "Qwen3OmniDSparkModel",
-    "DSparkDraftModel",
-    "KimiK3DSparkMLADraftModel",
-)
-_DFLASH_CLASSES = ("DFlashDraftModel", "KimiK3DFlashDraftModel")
-
-
-def _projector(evidence: Evidence) -> object:
-    section = evidence.config.get("dflash_config")
-    return section.get("projector_type") if isinstance(section, dict) else None
-
-
-def _has_backbone(evidence: Evidence) -> bool:
-    return {"fc.weight", "hidden_norm.weight"} <= evidence.generic.keys()
-
-
-def _claim_dflash(evidence: Evidence) -> str | None:
-    if evidence.is_speculators:
-        return None
-    named = evidence.architecture_mark(*_DFLASH_CLASSES) or evidence.config_mark("dflash_config")
-    if named is not None or evidence.layouts:
-        return named
-    return "tensor hidden_norm.weight" if _has_backbone(evidence) else None
-
-
-def _claim_laguna(evidence: Evidence) -> str | None:
-    if evidence.is_speculators:
-        return None
-    if evidence.config_mark("dflash_config") is None:
-        return evidence.architecture_mark("DFlashLagunaForCausalLM")
-    return evidence.architecture_mark("DFlashLagunaForCausalLM") or evidence.value_mark(
-        "model_type", "laguna"
-    )
-
-
-def _claim_dspark(evidence: Evidence) -> str | None:
-    if evidence.is_speculators:
-        return None
-    if _projector(evidence) == "dspark":
-        return evidence.config_mark("dflash_config")
-    prefixed = evidence.config_mark("dspark_block_size") if _has_backbone(evidence) else None
-    return (
-        evidence.architecture_mark(*_DSPARK_CLASSES)
-        or evidence.config_mark("dspark_config")
-        or prefixed
-        or evidence.layout_mark("dspark")
-    )
-
-
-def _claim_flat_dspark(evidence: Evidence) -> str | None:
-    return None if evidence.is_speculators else evidence.layout_mark("dspark-flat")
-
-
-def _claim_dflash2(evidence: Evidence) -> str | None:
-    if evidence.is_speculators:
-        return None
-    return evidence.architecture_mark("DFlash2DraftModel") or evidence.layout_mark("dflash2")
-
-
-def _claim_domino(evidence: Evidence) -> str | None:
-    if evidence.is_speculators:
-        return None
-    if _projector(evidence) == "domino":
-        return evidence.config_mark("dflash_config")
-    return evidence.architecture_mark("DominoDraftModel") or evidence.layout_mark("domino")
 
 
 def _speculators(kind: Algorithm, title: str, source: str, *layouts: str) -> Format:
@@ -126,7 +58,7 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="dflash",
         layouts=(),
-        claim=_claim_dflash,
+        claim=claims.dflash,
         read=at(_FLAT, "read", "zlab-dflash"),
         source="z-lab/dflash 0.1.0 DFlashDraftModel",
         write=at(_WRITERS, "write_zlab", "zlab-dflash"),
@@ -137,7 +69,7 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="dflash2",
         layouts=("dflash2",),
-        claim=_claim_dflash2,
+        claim=claims.dflash2,
         read=at(_FLAT, "read", "zlab-dflash2"),
         source="z-lab/dflash 0.1.0 DFlash2DraftModel",
         write=at(_WRITERS, "write_zlab", "zlab-dflash2"),
@@ -149,7 +81,7 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="dflash",
         layouts=(),
-        claim=_claim_laguna,
+        claim=claims.laguna,
         read=at(_FLAT, "read", "laguna-dflash"),
         source="poolside/Laguna-S-2.1-DFlash",
         refines=("zlab-dflash",),
@@ -160,7 +92,7 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="dspark",
         layouts=("dspark",),
-        claim=_claim_dspark,
+        claim=claims.dspark,
         read=at(_FLAT, "read", "deepspec-dspark"),
         source="deepseek-ai/DeepSpec; sgl-project/SpecForge DSparkDraftModel",
         write=at(_WRITERS, "write_deepspec"),
@@ -172,7 +104,7 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="dspark",
         layouts=("dspark-flat",),
-        claim=_claim_flat_dspark,
+        claim=claims.flat_dspark,
         read=at(_FLAT, "read", "modelopt-dspark"),
         source="NVIDIA Model-Optimizer DSpark export, pull request 2149",
         write=at(_WRITERS, "write_modelopt"),
@@ -184,7 +116,7 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="domino",
         layouts=("domino",),
-        claim=_claim_domino,
+        claim=claims.domino,
         read=at(_FLAT, "read", "domino"),
         source="SpecForge and ModelOpt DominoDraftModel",
         refines=("zlab-dflash",),
@@ -195,7 +127,7 @@ FORMATS: tuple[Format, ...] = (
         role="draft",
         algorithm="dspark",
         layouts=("dspark-stages",),
-        claim=lambda evidence: evidence.layout_mark("dspark-stages"),
+        claim=claims.stages,
         read=at(f"{_PACKAGE}.bundled", "read"),
         source="deepseek-ai DeepSeek-V4-*-DSpark",
         is_bundled=True,

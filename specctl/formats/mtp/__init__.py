@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from specctl.checkpoint.config_sections import model_sections
 from specctl.formats.format import Evidence, Format, Layout, at
 from specctl.formats.mtp.families import FAMILIES
 from specctl.formats.mtp.family import MtpFamily
@@ -45,10 +46,8 @@ def _has_own_fuse(family: MtpFamily, evidence: Evidence) -> bool:
 
 
 def _model_types(evidence: Evidence) -> set[str]:
-    config = evidence.config
-    text = config.get("text_config")
-    nested = text.get("model_type") if isinstance(text, dict) else None
-    return {name for name in (config.get("model_type"), nested) if isinstance(name, str)}
+    names = (section.get("model_type") for _, section in model_sections(evidence.config))
+    return {name for name in names if isinstance(name, str)}
 
 
 def _row(family: MtpFamily) -> Format:
