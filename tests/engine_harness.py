@@ -73,6 +73,7 @@ class Recorder:
         self.inner = inner
         self.name = inner.name
         self.aux_layer_ids = inner.aux_layer_ids
+        self.needs_final_hidden = inner.needs_final_hidden
         self.num_lookahead_tokens = inner.num_lookahead_tokens
         self.proposals: list[tuple[tuple[str, int, tuple[int, ...]], ...]] = []
         self.observations: list[Observation] = []

@@ -180,7 +180,7 @@ class Engine:
             keep_tokens(request, committed)
             for request, committed in zip(packed.yielding, done.result.committed, strict=True)
         ]
-        self._proposer.observe(observation_of(packed, done.aux_hidden_NA))
+        self._proposer.observe(observation_of(packed, done.aux_hidden_NA, done.final_hidden_ND))
         self._settle_blocks(packed)
         deltas = []
         for request, tokens in zip(packed.yielding, kept, strict=True):

@@ -113,12 +113,17 @@ def pack_round(plan: Plan, proposal: Proposal, *, kv_block_size: int) -> PackedR
     )
 
 
-def observation_of(packed: PackedRound, aux_hidden_NA: torch.Tensor | None) -> Observation:
+def observation_of(
+    packed: PackedRound,
+    aux_hidden_NA: torch.Tensor | None,
+    final_hidden_ND: torch.Tensor | None = None,
+) -> Observation:
     """Return what a committed round made final: prefill rows and kept rows of a verify.
 
     Args:
         packed: the round, its tokens already committed to the requests.
         aux_hidden_NA: captured target states of all its rows.
+        final_hidden_ND: their final-normed states.
     """
     rows: list[int] = []
     next_ids: list[int] = []
@@ -141,11 +146,10 @@ def observation_of(packed: PackedRound, aux_hidden_NA: torch.Tensor | None) -> O
     return Observation(
         batch=packed.batch if index is None else _select_rows(packed.batch, index, end),
         next_ids_target_N=on_device(next_ids, device=device),
-        aux_hidden_N=(
-            aux_hidden_NA if aux_hidden_NA is None or index is None else aux_hidden_NA[index]
-        ),
+        aux_hidden_N=_rows(aux_hidden_NA, index),
         views=tuple(span.request.view(0) for span in packed.spans),
         last_row=tuple(last_row),
+        final_hidden_NH=_rows(final_hidden_ND, index),
     )
 
 
@@ -195,6 +199,10 @@ def _with_prefills(proposal: Proposal, num_prefills: int) -> Proposal:
         ),
         num_drafts=(*proposal.num_drafts, *(0,) * num_prefills),
     )
+
+
+def _rows(states_NA: torch.Tensor | None, index: torch.Tensor | None) -> torch.Tensor | None:
+    return states_NA if states_NA is None or index is None else states_NA[index]
 
 
 def _select_rows(batch: PreparedBatch, index: torch.Tensor, max_length: int) -> PreparedBatch:

@@ -23,11 +23,13 @@ class Round:
         packed: its rows.
         result: per yielding request, the tokens it may commit.
         aux_hidden_NA: captured target states of all rows, None when none were asked for.
+        final_hidden_ND: final-normed target states of all rows, None unless asked for.
     """
 
     packed: PackedRound
     result: RoundResult
     aux_hidden_NA: torch.Tensor | None
+    final_hidden_ND: torch.Tensor | None
 
 
 def run_round(
@@ -53,4 +55,5 @@ def run_round(
         packed=packed,
         result=verify(target, output.hidden_ND, packed.rows, packed.proposal),
         aux_hidden_NA=output.aux_hidden_NA,
+        final_hidden_ND=output.hidden_ND if proposer.needs_final_hidden else None,
     )

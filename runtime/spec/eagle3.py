@@ -35,6 +35,7 @@ class Eagle3Proposer:
     """Runs an EAGLE-3 draft; its only state is each slot's last entry."""
 
     name = "eagle3"
+    needs_final_hidden = False
     num_lookahead_tokens = 1
 
     def __init__(

@@ -47,6 +47,7 @@ class NgramProposer:
 
     name = "ngram"
     aux_layer_ids: tuple[int, ...] = ()
+    needs_final_hidden = False
     num_lookahead_tokens = 0
 
     def __init__(self, *, device: torch.device, max_ngram: int = DEFAULT_MAX_NGRAM) -> None:

@@ -15,6 +15,7 @@ class NoProposer:
 
     name = "none"
     aux_layer_ids: tuple[int, ...] = ()
+    needs_final_hidden = False
     num_lookahead_tokens = 0
 
     def __init__(self, *, device: torch.device) -> None:

@@ -60,6 +60,7 @@ class OracleProposer:
 
     name = "oracle"
     aux_layer_ids: tuple[int, ...] = ()
+    needs_final_hidden = False
     num_lookahead_tokens = 0
 
     def __init__(self, script: OracleScript, *, device: torch.device) -> None:

@@ -122,6 +122,8 @@ class Observation:
         views: one per row of `batch.block_tables_BT`, as they stand after the commit.
         last_row: per view: index of its last row if that row is the newest computed position of the
             request, so that the next round starts from it; else -1 (a chunk that is not the last).
+        final_hidden_NH: [N, H_t], the target's final-normed state at p, which its head reads; None
+            unless the proposer asked for it (`needs_final_hidden`).
     """
 
     batch: PreparedBatch
@@ -129,6 +131,7 @@ class Observation:
     aux_hidden_N: torch.Tensor | None
     views: tuple[RequestView, ...]
     last_row: tuple[int, ...]
+    final_hidden_NH: torch.Tensor | None = None
 
 
 class Proposer(Protocol):
@@ -141,6 +144,10 @@ class Proposer(Protocol):
     @property
     def aux_layer_ids(self) -> tuple[int, ...]:
         """Target layers whose output the proposer needs (0-based output ids, -1 embedding)."""
+
+    @property
+    def needs_final_hidden(self) -> bool:
+        """Whether it reads the target's final-normed states (MTP, EAGLE-1)."""
 
     @property
     def num_lookahead_tokens(self) -> int:
