@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from specctl.formats.format import Format
 from specctl.formats.registry import DRAFT_FORMATS
 from specctl.verdicts import ENGINES, RULES
+from specctl.verdicts.rule import EXAMINED
 
 Table = Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], list[str]]
 
@@ -45,14 +46,16 @@ def engines_page(notice: str, table: Table) -> str:
         "What other engines are known to do with a draft. `specctl inspect` lists the rows that a",
         "draft meets; `specctl validate --engine NAME` makes findings of those that hold in the",
         "newest release that was read (SD212, SD213). No row means that nothing is known against",
-        "a draft, not that it was run.",
+        "a draft, not that it was run; for algorithms outside the list of an engine, nobody looked",
+        "(`not examined`).",
         "",
         "Each row was read in the sources that its last column names, or in the issue; none was",
         "found by running the engine unless the row says so.",
         "",
     ]
     for engine, read in ENGINES.items():
-        lines += [f"## {engine}", "", f"Read: {read}.", ""]
+        examined = ", ".join(sorted(EXAMINED[engine]))
+        lines += [f"## {engine}", "", f"Read: {read}. Algorithms examined: {examined}.", ""]
         columns = ("rule", "outcome", "versions", "holds now", "what happens", "read in")
         lines += [*table(columns, _rule_rows(engine)), ""]
     return "\n".join(lines).rstrip() + "\n"

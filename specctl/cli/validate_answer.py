@@ -45,7 +45,8 @@ def _human(report: ValidateReport) -> _Lines:
     for result in report.results:
         yield "\n".join(wrapped(_headline(result), width, rest="   "))
         for item in result.diagnostics:
-            mark = render.FIXABLE_MARK if item.fixable == "safe" else ""
+            is_marked = item.fixable == "safe" and item.severity != "info"
+            mark = render.FIXABLE_MARK if is_marked else ""
             yield render.human(diagnostic_of(item), color=color, width=width, mark=mark)
     yield from _fixable(report)
     if len(report.results) > 1 or report.num_ignored:
@@ -53,8 +54,9 @@ def _human(report: ValidateReport) -> _Lines:
 
 
 def _fixable(report: ValidateReport) -> _Lines:
-    """Yield one line that says how many findings `normalize` repairs, and of which it could."""
-    kinds = [item.fixable for result in report.results for item in result.diagnostics]
+    """Yield one line that says how many problems `normalize` repairs, and of which it could."""
+    found = [item for result in report.results for item in result.diagnostics]
+    kinds = [item.fixable for item in found if item.severity != "info"]
     safe, unsafe = kinds.count("safe"), kinds.count("unsafe")
     if safe or unsafe:
         more = f", {unsafe} more with `--unsafe-fixes`" if unsafe else ""

@@ -15,6 +15,7 @@ OUTCOMES: Mapping[str, str] = {
     "loads": "nothing is known against it",
     "wrong": "loads, runs wrong",
     "refused": "refused",
+    "unknown": "not examined",
 }
 """What an engine does with a draft -> words."""
 

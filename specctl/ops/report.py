@@ -245,13 +245,14 @@ class EngineReport(_Report, frozen=True, kw_only=True):
     """What another engine does with this draft.
 
     Args:
-        outcome: worst of the current rows; `loads` when nothing is known against it.
+        outcome: worst of the current rows; `loads` when nothing is known against it;
+            `unknown` when nobody read how the engine loads such a draft.
         version: newest release whose sources were read.
         checked_on: everything that was read.
     """
 
     engine: str
-    outcome: Literal["loads", "wrong", "refused"]
+    outcome: Literal["loads", "wrong", "refused", "unknown"]
     version: str
     checked_on: str
     rows: tuple[EngineRow, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
-from specctl.verdicts.rule import ENGINES, NEWEST, EngineVerdict, Facts, Outcome
+from specctl.verdicts.rule import ENGINES, EXAMINED, NEWEST, EngineVerdict, Facts, Outcome, Verdict
 from specctl.verdicts.table import RULES
 
 _WORST_FIRST: tuple[Outcome, ...] = ("refused", "wrong", "loads")
@@ -29,10 +29,12 @@ def judge(
             if rule.engine == engine and rule.outcome == outcome
         )
         current = [row.outcome for row in rows if row.is_current]
+        is_examined = draft.algorithm in EXAMINED[engine]
+        unmet: Verdict = "loads" if is_examined else "unknown"
         verdicts.append(
             EngineVerdict(
                 engine=engine,
-                outcome=next((o for o in _WORST_FIRST if o in current), "loads"),
+                outcome=next((o for o in _WORST_FIRST if o in current), unmet),
                 version=NEWEST[engine],
                 checked_on=read,
                 rows=rows,

@@ -11,6 +11,7 @@ from specctl.draft import DraftCheckpoint, TargetCheckpoint
 
 Engine = Literal["vllm", "sglang", "tensorrt-llm"]
 Outcome = Literal["loads", "wrong", "refused"]
+Verdict = Literal["loads", "wrong", "refused", "unknown"]
 
 # What was read for each engine, oldest first; a rule's versions are among these.
 ENGINES: Mapping[Engine, str] = MappingProxyType(
@@ -22,6 +23,18 @@ ENGINES: Mapping[Engine, str] = MappingProxyType(
 )
 NEWEST: Mapping[Engine, str] = MappingProxyType(
     {"vllm": "0.33.0", "sglang": "0.5.23", "tensorrt-llm": "00679c66"}
+)
+
+
+# Algorithms whose loading code was read; a draft of another one, met by no rule, is `unknown`.
+EXAMINED: Mapping[Engine, frozenset[str]] = MappingProxyType(
+    {
+        "vllm": frozenset(
+            ("eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "mtp", "medusa")
+        ),
+        "sglang": frozenset(("eagle", "eagle3", "dflash", "dflash2", "dspark")),
+        "tensorrt-llm": frozenset(("eagle3",)),
+    }
 )
 
 
@@ -93,14 +106,15 @@ class EngineVerdict:
 
     Args:
         engine: name.
-        outcome: the worst of the rows that hold in the newest release read; `loads` without any.
+        outcome: the worst of the rows that hold in the newest release read; without any, `loads`
+            if the draft's algorithm was examined there, else `unknown`.
         version: that release.
         checked_on: everything that was read.
         rows: the rules that the draft meets, worst first; those of older releases only, too.
     """
 
     engine: Engine
-    outcome: Outcome
+    outcome: Verdict
     version: str
     checked_on: str
     rows: tuple[Rule, ...]

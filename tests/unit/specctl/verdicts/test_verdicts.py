@@ -164,6 +164,11 @@ def test_a_rule_of_an_older_release_does_not_decide() -> None:
     assert {row.is_current for row in verdict.rows} == {False}
 
 
+def test_an_algorithm_that_nobody_examined_is_not_said_to_load() -> None:
+    found = {verdict.engine: verdict.outcome for verdict in judge(read(case("domino-clean")))}
+    assert found == {"vllm": "refused", "sglang": "unknown", "tensorrt-llm": "unknown"}
+
+
 def test_a_state_out_of_reach_needs_the_targets_depth() -> None:
     """SGLang takes states at the entry of a layer; NeMo Automodel issue 3082."""
     draft = read(case(SPECFORGE, {"eagle_config.eagle_aux_hidden_state_layer_ids": [1, 3, 7]}))
