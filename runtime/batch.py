@@ -21,9 +21,12 @@ class PreparedBatch:
         slots_N: int64, flat KV slot (block * kv_block_size + offset) that the row writes.
         row_request_N: int32, row -> row of `block_tables_BT`.
         block_tables_BT: int32, block ids of each request in order; unused entries are 0.
-        max_length: largest position + 1 over all rows (host value, sizes grids only).
+        max_length: largest position + 1 that a row sees, over all rows (host value, sizes grids
+            only).
+        limits_N: int64, last position that a row attends to; None: its own. Rows of a block draft
+            see the whole block, and their windows count from `positions_N`.
 
-    Invariants: a row attends to positions 0..its own; rows of one request are in ascending order;
+    Invariants: a row attends to positions 0..its limit; rows of one request are in ascending order;
     all rows of a layer are written to the pool before that layer's attention reads it.
     """
 
@@ -33,6 +36,7 @@ class PreparedBatch:
     row_request_N: torch.Tensor
     block_tables_BT: torch.Tensor
     max_length: int
+    limits_N: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:

@@ -29,7 +29,7 @@ SHARED_LIMIT_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 2
 
 _SPILL_CHECKED_ARCHS = (80, 90)  # sm_100 keeps frames of 8-16 bytes; nothing was tuned for it
 _SCALARS = {"eps": "fp32", "scale_log2": "fp32"}
-_INT64 = frozenset({"positions_ptr", "slots_ptr", "out_id_ptr"})
+_INT64 = frozenset({"positions_ptr", "limits_ptr", "slots_ptr", "out_id_ptr"})
 _INT32 = frozenset({"row_request_ptr", "table_ptr", "id_ptr"})
 _FLOAT32 = frozenset(
     {"partial_ptr", "best_ptr", "out_logit_ptr", "values_ptr", "maximum_ptr", "total_ptr"}

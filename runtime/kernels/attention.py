@@ -31,7 +31,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Attend from every row to positions 0..its own of its request.
+    """Attend from every row to positions 0..its limit of its request (`PreparedBatch.limits_N`).
 
     Args:
         q_MHP: [M, H, P], H a multiple of the pool's key heads.
@@ -43,8 +43,8 @@ def paged_attention(
     Returns:
         [M, H, P], dtype of `q_MHP`.
 
-    Exactness: bits of a row depend on its query, its position and the keys and values it may see.
-    Slots beyond a row's limit may hold anything, NaN included.
+    Exactness: bits of a row depend on its query, its position, its limit and the keys and values
+    that it may see. Slots beyond a row's limit may hold anything, NaN included.
     Graph-safe: yes (CUDA); `batch.max_length` sizes the grid.
     """
     if q_MHP.is_cuda:
@@ -60,18 +60,21 @@ class _RowTile:
 
     Args:
         rows: indices into the batch.
-        positions: absolute position of each row.
+        positions: absolute position of each row; windows count from it.
+        limits: last position that each row sees.
         blocks: the request's block table, int64.
     """
 
     rows: torch.Tensor
     positions: list[int]
+    limits: list[int]
     blocks: torch.Tensor
 
     def split(self) -> Iterator[_RowTile]:
         """Yield a tile for each row."""
-        for row, position in zip(self.rows.split(1), self.positions, strict=True):
-            yield _RowTile(rows=row, positions=[position], blocks=self.blocks)
+        rows = zip(self.rows.split(1), self.positions, self.limits, strict=True)
+        for row, position, limit in rows:
+            yield _RowTile(rows=row, positions=[position], limits=[limit], blocks=self.blocks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,12 +111,16 @@ def _row_tiles(batch: PreparedBatch) -> Iterator[_RowTile]:
     for row, request in enumerate(batch.row_request_N.tolist()):
         by_request.setdefault(request, []).append(row)
     positions = batch.positions_N.tolist()
+    limits = positions if batch.limits_N is None else batch.limits_N.tolist()
     for request, rows in by_request.items():
         blocks = batch.block_tables_BT[request].long()
         for start in range(0, len(rows), ROW_TILE):
             part = rows[start : start + ROW_TILE]
             yield _RowTile(
-                rows=torch.tensor(part), positions=[positions[row] for row in part], blocks=blocks
+                rows=torch.tensor(part),
+                positions=[positions[row] for row in part],
+                limits=[limits[row] for row in part],
+                blocks=blocks,
             )
 
 
@@ -128,16 +135,17 @@ def _attend_tile(
     q = torch.zeros((num_kv_heads, ROW_TILE, group, head_dim), dtype=torch.float32)
     q[:, :num_rows] = q_THP.view(num_rows, num_kv_heads, group, head_dim).transpose(0, 1)
     q_GRP = q.view(num_kv_heads, ROW_TILE * group, head_dim)
-    padding = [tile.positions[0]] * (ROW_TILE - num_rows)
-    limits_T1 = torch.tensor(tile.positions + padding).unsqueeze(1)
+    num_padding = ROW_TILE - num_rows
+    limits_T1 = torch.tensor(tile.limits + tile.limits[:1] * num_padding).unsqueeze(1)
+    positions_T1 = torch.tensor(tile.positions + tile.positions[:1] * num_padding).unsqueeze(1)
     first_key = 0 if window is None else max(0, min(tile.positions) - window + 1)
-    last_key = max(tile.positions)
+    last_key = max(tile.limits)
     running: _Running | None = None
     for segment in range(first_key // SEGMENT, last_key // SEGMENT + 1):
         keys = range(max(first_key, segment * SEGMENT), min(last_key + 1, (segment + 1) * SEGMENT))
         k_GSP = _load_segment(layer.k, tile.blocks, segment, keys)
         v_GSP = _load_segment(layer.v, tile.blocks, segment, keys)
-        bias_TS = _segment_bias(limits_T1, segment, window)
+        bias_TS = _segment_bias(limits_T1, positions_T1, segment, window)
         part = _attend_segment(q_GRP, k_GSP, v_GSP, bias_TS, scale)
         running = part if running is None else _combine(running, part)
     assert running is not None, "a row always sees its own position"
@@ -167,12 +175,14 @@ def _load_segment(
     return out[:, skip : skip + SEGMENT].contiguous()
 
 
-def _segment_bias(limits_T1: torch.Tensor, segment: int, window: int | None) -> torch.Tensor:
+def _segment_bias(
+    limits_T1: torch.Tensor, positions_T1: torch.Tensor, segment: int, window: int | None
+) -> torch.Tensor:
     """Give minus infinity for keys that a row must not see, else 0, [T, SEGMENT]."""
     keys_S = torch.arange(segment * SEGMENT, (segment + 1) * SEGMENT)
     hidden_TS = keys_S > limits_T1
     if window is not None:
-        hidden_TS |= keys_S <= limits_T1 - window
+        hidden_TS |= keys_S <= positions_T1 - window
     return torch.zeros(hidden_TS.shape).masked_fill_(hidden_TS, float("-inf"))
 
 

@@ -195,3 +195,24 @@ def test_attention_of_a_long_prefill_is_cut_into_chunks(monkeypatch: pytest.Monk
     whole = op()
     monkeypatch.setattr(attention, "_PARTIAL_BYTES", 1)
     assert same_bits(op(), whole)
+
+
+@pytest.mark.parametrize("window", [None, 280, 5])
+def test_rows_of_a_block_see_up_to_their_limit(window: int | None) -> None:
+    requests = paged_requests(
+        num_kv_heads=2, head_dim=24, kv_block_size=16, lengths=(6, 300), dtype=torch.float32,
+        seed=1, write=kv_write.launch_write_kv, fill=plain,
+    )  # fmt: skip
+    rows, limits = [(0, 2), (0, 3), (1, 250), (1, 251)], [5, 5, 257, 251]
+    q = plain(len(rows), 6, 24, seed=2, dtype=torch.float32)
+    batch = requests.batch(rows, limits)
+    got = attention.launch_paged_attention(q, requests.layer, batch, scale=0.3, window=window)
+    twin = paged_attention_twin(q, requests.layer, batch, scale=0.3, window=window)
+    expected = attention_reference(q, requests, rows, scale=0.3, window=window, limits=limits)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=5e-6)
+    torch.testing.assert_close(twin.double(), expected, rtol=1e-5, atol=5e-6)
+    own = attention.launch_paged_attention(
+        q, requests.layer, requests.batch(rows), scale=0.3, window=window
+    )
+    assert same_bits(got[3], own[3])
+    assert not torch.equal(got[:3], own[:3])

@@ -93,8 +93,8 @@ class PagedRequests:
     tables: torch.Tensor
     lengths: tuple[int, ...]
 
-    def batch(self, rows: list[tuple[int, int]]) -> PreparedBatch:
-        """Pack (request, position) rows."""
+    def batch(self, rows: list[tuple[int, int]], limits: list[int] | None = None) -> PreparedBatch:
+        """Pack (request, position) rows, with the last position that each may see."""
         device = self.tables.device
         positions = torch.tensor([position for _, position in rows], device=device)
         requests = [request for request, _ in rows]
@@ -104,7 +104,8 @@ class PagedRequests:
             slots_N=torch.zeros_like(positions),
             row_request_N=torch.tensor(requests, dtype=torch.int32, device=device),
             block_tables_BT=self.tables,
-            max_length=max(position for _, position in rows) + 1,
+            max_length=max(limits or (position for _, position in rows)) + 1,
+            limits_N=None if limits is None else torch.tensor(limits, device=device),
         )
 
     def poisoned_after(self, request: int, position: int) -> KVLayer:

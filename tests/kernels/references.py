@@ -76,13 +76,15 @@ def attention_reference(
     *,
     scale: float,
     window: int | None,
+    limits: list[int] | None = None,
 ) -> torch.Tensor:
-    """Attend row by row over gathered keys."""
+    """Attend row by row over gathered keys, up to the row's limit (default: its position)."""
     kv_block_size = requests.layer.k.shape[2]
     out = []
-    for q_HP, (request, position) in zip(q_MHP.double(), rows, strict=True):
+    limits = limits or [position for _, position in rows]
+    for q_HP, (request, position), limit in zip(q_MHP.double(), rows, limits, strict=True):
         first = 0 if window is None else max(0, position - window + 1)
-        keys = torch.arange(first, position + 1, device=q_MHP.device)
+        keys = torch.arange(first, limit + 1, device=q_MHP.device)
         blocks = requests.tables[request].long()[keys // kv_block_size]
         k_LGP = requests.layer.k[blocks, :, keys % kv_block_size].double()
         v_LGP = requests.layer.v[blocks, :, keys % kv_block_size].double()

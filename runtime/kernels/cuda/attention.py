@@ -1,7 +1,7 @@
 """Paged attention on CUDA: one program per row, key head and segment, then an ordered combine.
 
-A program reads only its row's query, position and keys, so other rows cannot reach its bits; the
-longest request sizes the grid and the stride of the partials, nothing else.
+A program reads only its row's query, position, limit and keys, so other rows cannot reach its bits;
+the longest request sizes the grid and the stride of the partials, nothing else.
 
 Legend: M rows, H query heads, G key heads, P head size, S segments of the longest request.
 """
@@ -32,6 +32,7 @@ def attention_segment_kernel(
     k_pool_ptr,
     v_pool_ptr,
     positions_ptr,
+    limits_ptr,
     row_request_ptr,
     table_ptr,
     values_ptr,
@@ -65,7 +66,8 @@ def attention_segment_kernel(
     position = tl.load(positions_ptr + row).to(tl.int32)
     first_key = tl.maximum(position - window + 1, 0)
     begin = tl.maximum(segment * SEGMENT_KEYS, first_key // TILE * TILE)
-    end = tl.minimum((segment + 1) * SEGMENT_KEYS, position + 1)
+    limit = tl.load(limits_ptr + row).to(tl.int32)
+    end = tl.minimum((segment + 1) * SEGMENT_KEYS, limit + 1)
     if begin < end:
         request = tl.load(row_request_ptr + row).to(tl.int64)
         heads = tl.arange(0, BLOCK_H)
@@ -117,6 +119,7 @@ def attention_combine_kernel(
     maximum_ptr,
     total_ptr,
     positions_ptr,
+    limits_ptr,
     out_ptr,
     row_start,
     num_segments,
@@ -126,13 +129,13 @@ def attention_combine_kernel(
     SEGMENT_KEYS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Fold one head's segments in ascending order; the loop's bounds follow the row's position."""
+    """Fold one head's segments in ascending order; the loop's bounds follow the row's limit."""
     local_row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     row = row_start + local_row
     position = tl.load(positions_ptr + row).to(tl.int32)
     first_segment = tl.maximum(position - window + 1, 0) // SEGMENT_KEYS
-    last_segment = position // SEGMENT_KEYS
+    last_segment = tl.load(limits_ptr + row).to(tl.int32) // SEGMENT_KEYS
     lanes = tl.arange(0, BLOCK_P)
     mask = lanes < HEAD_DIM
     base = (local_row * HEADS + head) * num_segments
@@ -197,12 +200,14 @@ def _launch_rows(
     values = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_MHP.device)
     maximum = torch.empty(shape, dtype=torch.float32, device=q_MHP.device)
     total = torch.empty(shape, dtype=torch.float32, device=q_MHP.device)
+    limits = batch.positions_N if batch.limits_N is None else batch.limits_N
     window_keys = _NO_WINDOW if window is None else window
     attention_segment_kernel[(num_rows, num_kv_heads, num_segments)](
         q_MHP,
         layer.k,
         layer.v,
         batch.positions_N,
+        limits,
         batch.row_request_N,
         batch.block_tables_BT,
         values,
@@ -224,6 +229,7 @@ def _launch_rows(
         maximum,
         total,
         batch.positions_N,
+        limits,
         out_MHP,
         row_start,
         num_segments,
