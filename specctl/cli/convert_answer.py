@@ -12,8 +12,8 @@ from specctl.contract.text import printable
 from specctl.ops.convert_report import ConvertReport
 from specctl.ops.report import diagnostic_of
 
-_DECISIONS = ("SD608",)
-"""Infos that wait for the user, who would not see them otherwise."""
+_SHOWN_INFOS = ("SD601", "SD608")
+"""Infos on what is given up and on what waits for the user, who would not see them otherwise."""
 
 
 def answer_report(report: ConvertReport, *, as_json: bool, is_normal_form: bool = False) -> None:
@@ -31,7 +31,7 @@ def answer_report(report: ConvertReport, *, as_json: bool, is_normal_form: bool 
         output.answer_json(msgspec.structs.replace(report, **names))
     else:
         for item in report.diagnostics:
-            show = output.talk_diagnostic if item.code in _DECISIONS else output.talk_problem
+            show = output.talk_diagnostic if item.code in _SHOWN_INFOS else output.talk_problem
             show(diagnostic_of(item))
         if report.state == "planned":
             for line in _changes(report) if is_normal_form else _tensors(report):

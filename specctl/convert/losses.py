@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -12,6 +12,7 @@ from specctl.draft import DraftCheckpoint
 from specctl.formats.written import loss_of, lost
 
 _SHOWN = 5
+_COUNT_FIELDS = frozenset({"speculators_config", "num_depths"})
 
 
 def general_losses(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
@@ -32,6 +33,47 @@ def general_losses(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
             message=f"{len(draft.unmapped)} tensors have no role",
             found=_listed(draft.unmapped),
         )
+
+
+def hints_lost(
+    draft: DraftCheckpoint, config: Mapping[str, object], *, target_name: str | None
+) -> Iterator[Diagnostic]:
+    """Yield as infos what the source says of serving it and the written config does not.
+
+    The draft computes the same without them: an engine takes both from its command line.
+
+    Args:
+        draft: as read.
+        config: as written.
+        target_name: what is to be recorded as the target.
+    """
+    count = draft.declared_num_speculative_tokens
+    if count is not None and not draft.is_block and not _COUNT_FIELDS & config.keys():
+        yield _hint(
+            "token-count",
+            where=f"{CONFIG}#/speculators_config/proposal_methods",
+            message=f"the source says {count} draft tokens",
+            found=count,
+        )
+    if draft.target_name is not None and not _is_said(target_name, config):
+        yield _hint(
+            "target-name",
+            where=f"{CONFIG}#/speculators_config/verifier/name_or_path",
+            message=f"the source names `{draft.target_name}`",
+            found=draft.target_name,
+        )
+
+
+def _hint(name: str, *, where: str, message: str, found: object) -> Diagnostic:
+    finding = lost(name, where=where, message=message, found=found)
+    help = "Nothing to do here; give it to the engine"
+    return msgspec.structs.replace(finding, severity="info", help=help)
+
+
+def _is_said(name: object, value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(_is_said(name, item) for item in value.values())
+    return value == name
 
 
 def losses_in(diagnostics: Iterable[Diagnostic]) -> tuple[str, ...]:

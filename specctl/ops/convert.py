@@ -19,7 +19,7 @@ from specctl.convert.dialects import find_dialect
 from specctl.convert.engine import Plan, write
 from specctl.convert.fixes import finite
 from specctl.convert.layout import DEFAULT_SHARD_BYTES, json_bytes, plan_layout
-from specctl.convert.losses import general_losses, judge_losses, losses_in
+from specctl.convert.losses import general_losses, hints_lost, judge_losses, losses_in
 from specctl.convert.provenance import provenance_record
 from specctl.convert.reading import Moved
 from specctl.convert.shared import settle_shared
@@ -206,13 +206,14 @@ def write_draft(
     def check(directory: Path) -> None:
         check_written(directory, parts.draft, entry.name, losses, parts.target)
 
+    hints = hints_lost(parts.draft, written.config, target_name=name)
     report = planned_report(
         plan,
         source=parts.source,
         source_format=parts.draft.format,
         format=entry.name,
         out=out,
-        found=found,
+        found=(*found, *located(hints, parts.source)),
     )
     report = msgspec.structs.replace(report, losses_allowed=losses)
     return carry_out(plan, report, check=check, options=options)

@@ -38,8 +38,7 @@ from specctl.formats.written import Copy, TensorSource, WriteRequest, Written, l
 def write_native(family: MtpFamily, request: WriteRequest) -> Written:
     """Return the layers in a family's layout: the slice of a target, or renamed from Speculators.
 
-    Diagnostics: SD602 for layers of another family; SD601 `token-count` and `target-name`, for
-    which these configs have no field.
+    Diagnostics: SD602 for layers of another family.
     """
     draft = request.draft
     if draft.format == family.name:
@@ -118,7 +117,7 @@ def _qwen_from_speculators(request: WriteRequest) -> Written:
     is_fused = layer_type not in ("qwen3_next",)
     sources = with_experts(draft.tensors, is_fused=is_fused)
     tensors = named(QWEN, sources, root=QWEN.roots[0], indexes=(0,))
-    return Written(config=config, tensors=tensors, diagnostics=tuple(_unsaid(draft)))
+    return Written(config=config, tensors=tensors)
 
 
 def _deepseek_from_speculators(request: WriteRequest) -> Written:
@@ -139,30 +138,12 @@ def _deepseek_from_speculators(request: WriteRequest) -> Written:
         return nothing(config)
     sources = {role: Copy(ref=ref) for role, ref in draft.tensors.items()}
     tensors = named(DEEPSEEK, sources, root=DEEPSEEK.roots[0], indexes=(depth,))
-    return Written(config=config, tensors=tensors, diagnostics=tuple(_unsaid(draft)))
+    return Written(config=config, tensors=tensors)
 
 
 def _layer_type(draft: DraftCheckpoint) -> object:
     section = draft.config.get("transformer_layer_config")
     return section.get("model_type") if isinstance(section, Mapping) else None
-
-
-def _unsaid(draft: DraftCheckpoint) -> Iterator[Diagnostic]:
-    """Yield what a Speculators config says and a target's does not."""
-    if draft.declared_num_speculative_tokens is not None:
-        yield lost(
-            "token-count",
-            where=f"{CONFIG}#/speculators_config/proposal_methods/0/speculative_tokens",
-            message=f"the config says {draft.declared_num_speculative_tokens} tokens",
-            found=draft.declared_num_speculative_tokens,
-        )
-    if draft.target_name is not None:
-        yield lost(
-            "target-name",
-            where=f"{CONFIG}#/speculators_config/verifier/name_or_path",
-            message=f"the config names `{draft.target_name}`",
-            found=draft.target_name,
-        )
 
 
 def _speculators_limits(draft: DraftCheckpoint) -> Iterator[Diagnostic]:

@@ -159,3 +159,21 @@ def test_what_json_does_not_have_is_left_out(tmp_path: Path) -> None:
     written = config_of(out)
     assert "gate" not in written
     assert written["gates"] == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "dialect", "lost"),
+    [
+        ("speculators-eagle3-clean", "specforge", ["token-count", "target-name"]),
+        ("speculators-eagle-clean", "eagle", ["token-count", "target-name"]),
+        ("speculators-peagle-clean", "peagle", ["target-name"]),
+    ],
+)
+def test_what_the_source_says_of_serving_is_said_when_it_is_lost(
+    tmp_path: Path, name: str, dialect: str, lost: list[str]
+) -> None:
+    report = convert(source(name), to=dialect, out=str(tmp_path / "out"))
+    assert (report.state, errors(report), report.losses_allowed) == ("written", [], ())
+    found = [d for d in report.diagnostics if d.code == "SD601"]
+    assert [(d.expected or "").removeprefix("--allow ") for d in found] == lost
+    assert {d.severity for d in found} <= {"info"}

@@ -27,7 +27,6 @@ from tests.unit.specctl.formats.edits import CHECKPOINTS, draft, opened, target
 from tests.unit.specctl.formats.test_mtp_families import BUNDLED
 
 GIVEN = Given(num_speculative_tokens=3, target_name="example/target")
-UNSAID = ("token-count", "target-name")
 QWEN = ("hf-qwen3-next-mtp", "hf-qwen35-mtp", "hf-qwen35-moe-mtp")
 
 
@@ -107,7 +106,7 @@ def test_a_slice_says_how_many_layers_it_has(name: str, tmp_path: Path) -> None:
 def test_qwen_to_speculators_and_back_is_the_same(name: str, tmp_path: Path) -> None:
     whole = opened(name)
     there = converted(CHECKPOINTS / name, "speculators-mtp", tmp_path / "there")
-    back = open_checkpoint(converted(there, "qwen-mtp", tmp_path / "back", *UNSAID))
+    back = open_checkpoint(converted(there, "qwen-mtp", tmp_path / "back"))
     own = {ref.key for ref in formats.read_draft(whole).tensors.values()}
     same_tensors(whole, back, own)
     text = (back.config or {}).get("text_config", back.config)
@@ -144,7 +143,7 @@ def test_experts_are_stacked_gate_rows_first() -> None:
 
 def test_a_dense_layer_goes_to_deepseeks_layout_and_back(tmp_path: Path) -> None:
     name, other = CHECKPOINTS / "speculators-mtp-clean", CHECKPOINTS / "hf-llama-clean"
-    there = converted(name, "deepseek-mtp", tmp_path / "there", *UNSAID, other=other)
+    there = converted(name, "deepseek-mtp", tmp_path / "there", other=other)
     checkpoint = open_checkpoint(there)
     assert "model.layers.8.eh_proj.weight" in checkpoint.tensors
     assert formats.read_draft(checkpoint).target_num_layers == 8
