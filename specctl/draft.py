@@ -247,6 +247,11 @@ class DraftCheckpoint:
         return self.tensors.get("head") or self.tensors.get(first)
 
     @property
+    def captures_states(self) -> bool:
+        """Tell whether it reads states of several target layers, not only the last one's."""
+        return self.is_block or self.algorithm in ("eagle3", "peagle")
+
+    @property
     def is_head_tied(self) -> bool:
         """Tell whether the algorithm makes logits with the draft's own embedding."""
         return self.algorithm == "gemma4_assistant"

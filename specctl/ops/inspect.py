@@ -50,7 +50,6 @@ NO_VOCABULARY = VocabularyFacts(
     eos_token_ids=(),
 )
 NO_SHARING = SharingFacts(embedding=None, head=None, head_decided_by=None, decoys=())
-_NO_CAPTURED_STATES = ("mtp", "medusa", "hydra", "mlp_speculator", "pard")
 _PARTS = {"d2t": "vocabulary map", "t2d": "vocabulary map", "norm": "norms"}
 
 
@@ -227,7 +226,7 @@ def _vocabulary(loaded: Loaded, target: TargetCheckpoint | None) -> VocabularyFa
 
 
 def _aux_hidden(draft: DraftCheckpoint) -> AuxHidden | None:
-    if draft.algorithm in _NO_CAPTURED_STATES:
+    if not draft.captures_states:
         return None
     return AuxHidden(
         num_states=draft.num_aux_states,

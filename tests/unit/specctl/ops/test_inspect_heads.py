@@ -30,3 +30,18 @@ def test_where_embedding_and_head_come_from(name: str, embedding: str | None, he
     assert report.sharing.head is not None
     assert report.sharing.head.tensor is not None
     assert report.sharing.head.tensor.key == head
+
+
+@pytest.mark.parametrize(
+    ("name", "has_list"),
+    [
+        ("eagle-clean", False),
+        ("gemma4-assistant-clean", False),
+        ("speculators-mtp-clean", False),
+        ("speculators-eagle3-clean", True),
+        ("speculators-peagle-clean", True),
+        ("zlab-dflash-clean", True),
+    ],
+)
+def test_captured_states_are_listed_for_drafts_that_read_some(name: str, has_list: bool) -> None:
+    assert (inspect(str(CHECKPOINTS / name)).aux_hidden is not None) is has_list
