@@ -74,7 +74,15 @@ def _speculative_tokens(section: Fields) -> int | None:
             if tokens is None and not fields.has("speculative_tokens"):
                 report_gamma_missing(section, fields.where("speculative_tokens"))
             return tokens
-    if not entries:
+    if methods is not None and not isinstance(methods, list):
+        section.findings.add(
+            "SD207",
+            where=section.where("proposal_methods"),
+            message="`proposal_methods` is not a list of objects",
+            expected="a list of objects",
+            found=type(methods).__name__,
+        )
+    elif not entries:
         report_gamma_missing(section, section.where("proposal_methods"))
     else:
         names = [entry.get("proposal_type") for entry in entries if isinstance(entry, dict)]

@@ -9,6 +9,7 @@ flat configs is the opposite of `sample_from_anchor`.
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from specctl.checkpoint import tensor_place
@@ -253,7 +254,7 @@ def report_unflagged(place: Place, matched: Matched, role: str, expected: str) -
     """Report SD506: a tensor is stored and the flag at the place denies it."""
     ref = matched.tensors[role]
     value = place.fields.raw(place.key)
-    shown = "absent" if value is None else value
+    shown = "absent" if value is None else json.dumps(value)
     place.fields.findings.add(
         "SD506",
         where=tensor_place(ref),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from specctl.formats.format import Evidence
 
 SPECFORGE_ARCHITECTURE = "LlamaForCausalLMEagle3"
+_BLOCK_LAYOUTS = frozenset({"dspark", "dspark-flat", "dflash2", "domino", "xpress"})
 _MIDLAYER = r"midlayer\..*"
 _FLAT = r"layers\.\{i\}\.hidden_norm\.weight"
 _WRAPPED = r"model\.(midlayer\..*|layers\.\{i\}\.hidden_norm\.weight)"
@@ -27,8 +28,10 @@ def specforge(evidence: Evidence) -> str | None:
     if evidence.is_speculators or not _has_specforge_config(evidence):
         return None
     found = _first_layer(evidence)
-    if found is None and not evidence.layouts and not _is_without_states(evidence):
+    is_foreign = bool(_BLOCK_LAYOUTS & evidence.layouts.keys())
+    if found is None and not _is_without_states(evidence) and (is_foreign or not evidence.layouts):
         # A damaged file: the architecture names the format, its reader names what is missing.
+        # Heads of a block draft contradict it, which two claims show.
         return evidence.architecture_mark(SPECFORGE_ARCHITECTURE)
     return found
 

@@ -53,6 +53,16 @@ def test_a_config_that_the_tensors_contradict_is_refused(
     assert [d.code for d in found.diagnostics] == ["SD202"]
 
 
+@pytest.mark.parametrize(
+    "name", ["deepspec-dspark-clean", "modelopt-dspark-clean", "zlab-dflash2-clean", "domino-clean"]
+)
+def test_the_heads_of_a_block_draft_contradict_specforges_architecture(name: str) -> None:
+    """speculators issue 268: config.json of another run."""
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 24}
+    found = formats.detect(opened(name, config))
+    assert [d.code for d in found.diagnostics] == ["SD202"]
+
+
 def test_both_spellings_of_the_layer_are_one_format_and_refused() -> None:
     both = opened("safeailab-eagle3-clean", add={"layers.0.hidden_norm.weight": (16,)})
     assert formats.detect(both).format == "safeailab-eagle3"

@@ -276,3 +276,9 @@ def test_82_a_confidence_head_cannot_use_a_markov_head_of_rank_zero() -> None:
     read = draft("speculators-dspark-confidence-alone")
     assert read.markov is None
     assert only(read.diagnostics, "SD313").severity == "error"
+
+
+def test_proposal_methods_that_are_no_list() -> None:
+    pointer = "speculators_config.proposal_methods"
+    for value, code in ((None, "SD301"), ([], "SD301"), ({}, "SD207"), (3, "SD207"), ("", "SD207")):
+        assert code in all_codes(draft(EAGLE3, {pointer: value}))
