@@ -22,7 +22,7 @@ from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.safetensors_header import needed_bytes, read_header
 from specctl.checkpoint.sources.opening import open_store
 from specctl.checkpoint.sources.store import PREFETCH_FILES, FileStore, Needed
-from specctl.checkpoint.tensor_entry import TensorEntry, printable
+from specctl.checkpoint.tensor_entry import TensorEntry, shown
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.file_names import CONFIG, INDEX, PICKLE_INDEX, PICKLE_SINGLE, SINGLE
 from specctl.contract.findings import Findings
@@ -148,14 +148,14 @@ def _report_unfinished(store: FileStore, findings: Findings) -> None:
     left = store.unfinished()
     if not left:
         return
-    name = printable(Path(left[0]).name)
+    name = shown(Path(left[0]).name)
     more = f" and {len(left) - 1} more" if left[1:] else ""
     findings.add(
         "SD148",
         where=name,
         message=f"a download was interrupted: `{name}`{more} is unfinished, other files missing",
         expected="whole files only",
-        found=", ".join(f"`{printable(path)}`" for path in left[:3]),
+        found=", ".join(f"`{shown(path)}`" for path in left[:3]),
     )
 
 
@@ -209,7 +209,7 @@ def _read_unindexed(store: FileStore, plain: list[str], findings: Findings) -> _
         where=plain[0],
         message=f"{len(plain)} safetensors files and no `{INDEX}`",
         expected=f"`{INDEX}`, or one file",
-        found=", ".join(printable(name) for name in plain[:6]) + (", ..." if plain[6:] else ""),
+        found=", ".join(shown(name) for name in plain[:6]) + (", ..." if plain[6:] else ""),
     )
     entries, files = _read_files(store, plain, read_header, findings)
     whole = Index(file=INDEX, weight_map={}, shards=tuple(plain), total_size=None)
@@ -241,7 +241,7 @@ def _report_ignored(names: list[str], used: set[str], winner: str, findings: Fin
         if name not in used:
             findings.add(
                 "SD124",
-                where=printable(name),
+                where=shown(name),
                 message=f"not part of the checkpoint: `{winner}` decides which files are read",
             )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.sources.store import FileStore
-from specctl.checkpoint.tensor_entry import TensorEntry, place, printable
+from specctl.checkpoint.tensor_entry import TensorEntry, place, shown
 from specctl.contract.findings import Findings
 
 MAX_SHARDS = 10_000
@@ -59,7 +59,7 @@ def read_index(store: FileStore, file: str, findings: Findings) -> Index | None:
             where=f"{file}#/weight_map",
             message="the index has no `weight_map` with entries",
             expected="an object of tensor names to file names",
-            found="missing" if "weight_map" not in table else printable(reprlib.repr(weight_map)),
+            found="missing" if "weight_map" not in table else shown(reprlib.repr(weight_map)),
         )
         return None
     usable = _texts(weight_map, file, findings)
@@ -99,7 +99,7 @@ def _texts(weight_map: dict[str, Any], file: str, findings: Findings) -> dict[st
                 "SD127",
                 where=f"{file}#/weight_map/{_pointer(key)}",
                 message="the file name is not text",
-                found=printable(reprlib.repr(shard)),
+                found=shown(reprlib.repr(shard)),
             )
     return {key: shard for key, shard in weight_map.items() if isinstance(shard, str)}
 
@@ -118,15 +118,15 @@ def _names_outside(
         findings.add(
             "SD128",
             where=f"{file}#/weight_map/{_pointer(first[name])}",
-            message=f"the file name `{printable(name)}` {reason}",
+            message=f"the file name `{shown(name)}` {reason}",
             expected="a file inside the checkpoint's directory",
-            found=printable(name),
+            found=shown(name),
         )
     return set(reasons)
 
 
 def _pointer(key: str) -> str:
-    return printable(key).replace("~", "~0").replace("/", "~1")
+    return shown(key).replace("~", "~0").replace("/", "~1")
 
 
 def why_outside(store: FileStore, name: str) -> str | None:
@@ -152,8 +152,8 @@ def _report_missing(
         is_last = rest > 0 and place_in_list == len(listed)
         findings.add(
             "SD102",
-            where=printable(shard),
-            message=f"`{file}` places {counts[shard]} tensors in `{printable(shard)}`, "
+            where=shown(shard),
+            message=f"`{file}` places {counts[shard]} tensors in `{shown(shard)}`, "
             "which is not there",
             expected=f"a file with {counts[shard]} tensors",
             found="no file",
@@ -228,7 +228,7 @@ def _settle_doubles(
         findings.add(
             "SD104",
             where=entry.describe(),
-            message=f"`{printable(key)}` is stored in `{other.file}` and in `{entry.file}`",
+            message=f"`{shown(key)}` is stored in `{other.file}` and in `{entry.file}`",
             expected="one file",
             found="two files",
         )

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from specctl.checkpoint.sources.store import FileStore
-from specctl.checkpoint.tensor_entry import printable
+from specctl.checkpoint.tensor_entry import shown
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.findings import Findings
 
@@ -180,8 +180,8 @@ def _accept(
     for key in hooks.duplicates:
         findings.add(
             "SD116",
-            where=f"{file}#{printable(key)}",
-            message=f"the key `{printable(key)}` appears more than once in one object",
+            where=f"{file}#{shown(key)}",
+            message=f"the key `{shown(key)}` appears more than once in one object",
             expected="one entry",
             found="two or more, the last one was read",
         )

@@ -17,7 +17,7 @@ from specctl.checkpoint.header_table import read_table
 from specctl.checkpoint.json_text import parse_object
 from specctl.checkpoint.sniff import SNIFF_BYTES, report_foreign
 from specctl.checkpoint.sources.store import FileStore
-from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, shown
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.digests import MAX_HEADER_BYTES
 from specctl.contract.findings import Findings
@@ -258,7 +258,7 @@ def _exact_bytes(num_bits: int) -> str:
 def _report_extra_keys(
     key: str, value: Mapping[str, object], *, file: str, findings: Findings
 ) -> None:
-    extra = ", ".join(f"`{printable(k)}`" for k in sorted(set(value) - _ENTRY_KEYS)[:5])
+    extra = ", ".join(f"`{shown(k)}`" for k in sorted(set(value) - _ENTRY_KEYS)[:5])
     findings.add(
         "SD101",
         where=place(file, key),
@@ -281,7 +281,7 @@ def _report_entry(
     where = place(file, key)
 
     def text(field: str) -> str:
-        return printable(reprlib.repr(value[field])) if field in value else "missing"
+        return shown(reprlib.repr(value[field])) if field in value else "missing"
 
     if bits is None:
         findings.add(
@@ -342,7 +342,7 @@ def _check_cover(
                 "SD110",
                 where=entry.describe(),
                 message=f"shares {min(cursor, entry.end) - entry.begin} bytes with "
-                f"`{printable(last.key)}`",
+                f"`{shown(last.key)}`",
                 expected=f"begin {cursor - base}",
                 found=f"begin {entry.begin - base}",
             )

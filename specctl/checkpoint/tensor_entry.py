@@ -12,6 +12,7 @@ from types import MappingProxyType
 import msgspec
 
 from specctl.contract.manifest import TensorRef
+from specctl.contract.text import printable
 
 DTYPE_BITS: MappingProxyType[str, int] = MappingProxyType(
     {
@@ -97,22 +98,16 @@ def tensor_place(ref: TensorRef) -> str:
     return place(ref.file, ref.key, ref.shape, ref.dtype)
 
 
-def printable(text: str) -> str:
-    """Return `text` bounded to 120 characters, control and surrogate characters escaped.
-
-    Names come from untrusted files and end in terminals.
-    """
-    short = text if len(text) <= 120 else text[:117] + "..."
-    if short.isprintable():
-        return short
-    return short.encode("unicode_escape").decode("ascii")
+def shown(name: str) -> str:
+    """Return a name from a file for a message: at most 120 characters, all of them printable."""
+    return printable(name if len(name) <= 120 else name[:117] + "...")
 
 
 def place(file: str, key: str, shape: object = None, dtype: object = None) -> str:
-    """Return `file::key[shape dtype]`, leaving out what is unknown; names through `printable`."""
+    """Return `file::key[shape dtype]`, leaving out what is unknown; names through `shown`."""
     dims = None
     if isinstance(shape, (tuple, list)):
-        dims = printable(",".join(str(dim) for dim in shape[:16]))
+        dims = shown(",".join(str(dim) for dim in shape[:16]))
     inner = " ".join(p for p in (dims, dtype) if isinstance(p, str) and p)
-    tensor = f"{printable(file)}::{printable(key)}"
+    tensor = f"{shown(file)}::{shown(key)}"
     return f"{tensor}[{inner}]" if inner else tensor

@@ -26,7 +26,7 @@ from specctl.checkpoint.pickle_machine import (
 )
 from specctl.checkpoint.sniff import SNIFF_BYTES, content_name, report_foreign
 from specctl.checkpoint.sources.store import FileStore, RangeStream, StoredFile
-from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, printable
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, place, shown
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.digests import MAX_HEADER_BYTES
 from specctl.contract.findings import Findings
@@ -179,11 +179,11 @@ class TorchArchive:
     def _stored(self, name: str) -> zipfile.ZipInfo:
         info = self._zip.NameToInfo.get(name)
         if info is None:
-            raise PickleRefusedError(f"the archive lacks `{printable(name)}`")
+            raise PickleRefusedError(f"the archive lacks `{shown(name)}`")
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise PickleRefusedError(f"`{printable(name)}` is compressed")
+            raise PickleRefusedError(f"`{shown(name)}` is compressed")
         if info.flag_bits & 1:
-            raise PickleRefusedError(f"`{printable(name)}` is encrypted")
+            raise PickleRefusedError(f"`{shown(name)}` is encrypted")
         return info
 
     def byte_range(self, tensor: PickledTensor) -> tuple[int, int]:
@@ -214,12 +214,12 @@ class TorchArchive:
         begin = info.header_offset
         local = self._file.read_at(begin, begin + _LOCAL_HEADER_BYTES)
         if len(local) != _LOCAL_HEADER_BYTES or local[:4] != b"PK\x03\x04":
-            raise PickleRefusedError(f"`{printable(info.filename)}` has no local header")
+            raise PickleRefusedError(f"`{shown(info.filename)}` has no local header")
         name_length = int.from_bytes(local[26:28], "little")
         extra_length = int.from_bytes(local[28:30], "little")
         start = begin + _LOCAL_HEADER_BYTES + name_length + extra_length
         if start + info.file_size > self._file.size:
-            raise PickleRefusedError(f"`{printable(info.filename)}` ends after the file does")
+            raise PickleRefusedError(f"`{shown(info.filename)}` ends after the file does")
         return start
 
     def directory_digest(self) -> str:
@@ -251,18 +251,16 @@ def with_archive(
         findings.add(
             "SD103",
             where=file,
-            message=f"the pickle refers to `{printable(error.name)}`, which is not plain data",
+            message=f"the pickle refers to `{shown(error.name)}`, which is not plain data",
             expected="tensors, parameters, ordered dictionaries, lists and numbers",
-            found=printable(error.name),
+            found=shown(error.name),
         )
     except PickleRefusedError as error:
         findings.add("SD132", where=file, message=str(error))
     except OSError as error:
         findings.add("SD135", where=file, message=f"cannot be read: {error.strerror}")
     except _ZIP_ERRORS as error:
-        findings.add(
-            "SD132", where=file, message=f"the archive is damaged: {printable(str(error))}"
-        )
+        findings.add("SD132", where=file, message=f"the archive is damaged: {shown(str(error))}")
     return None
 
 
@@ -326,7 +324,7 @@ def _without_unknown(table: dict[Any, Any], file: str, findings: Findings) -> di
             where=file,
             message=f"{len(unknown)} entries of unknown classes were passed over",
             expected="tensors only",
-            found=", ".join(f"`{printable(name)}`" for name in names[:6]),
+            found=", ".join(f"`{shown(name)}`" for name in names[:6]),
         )
     return {key: value for key, value in table.items() if key not in unknown}
 

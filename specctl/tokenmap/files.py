@@ -19,7 +19,7 @@ from specctl.checkpoint import atomic_write, read_pt_ints
 from specctl.checkpoint.json_text import MAX_JSON_BYTES
 from specctl.checkpoint.safetensors_header import read_header
 from specctl.checkpoint.sources import LocalStore
-from specctl.checkpoint.tensor_entry import TensorEntry, printable, unpack_ints
+from specctl.checkpoint.tensor_entry import TensorEntry, shown, unpack_ints
 from specctl.checkpoint.writing import stream_safetensors
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.findings import Findings
@@ -170,7 +170,7 @@ def _read_json(path: Path) -> tuple[int, ...]:
             diagnose("SD135", where=path.name, message=f"cannot be read: {error.strerror}")
         ) from error
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"not JSON: {printable(str(error))}") from error
+        raise _unreadable(path, f"not JSON: {shown(str(error))}") from error
     if not isinstance(value, list):
         raise _unreadable(
             path,
