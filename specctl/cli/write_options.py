@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specctl.checkpoint import Access
+from specctl.checkpoint import Access, is_hub_source
 from specctl.convert.layout import DEFAULT_SHARD_BYTES
 from specctl.convert.sizes import parse_size
 from specctl.ops.convert import Options
@@ -24,6 +24,21 @@ NoDigests = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Replace an output directory that specctl wrote.")
 ]
+
+
+def output_directory(out: str | None, *, is_dry_run: bool) -> str:
+    """Return the directory to write; none but for a dry run, and one on a hub, is wrong usage."""
+    if out is None and is_dry_run:
+        return "OUT"
+    if out is None or not out.strip():
+        raise typer.BadParameter("name the directory to write", param_hint="--output")
+    if is_hub_source(out):
+        raise typer.BadParameter(
+            f"`{out}` is on a hub, and output is written to this machine only; `./{out}` is a "
+            "directory of that name",
+            param_hint="--output",
+        )
+    return out
 
 
 def write_options(

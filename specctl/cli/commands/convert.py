@@ -23,6 +23,7 @@ from specctl.cli.write_options import (
     Force,
     MaxShardSize,
     NoDigests,
+    output_directory,
     write_options,
 )
 from specctl.convert.dialects import GGUF_MAP, dialect_lines
@@ -114,9 +115,7 @@ def convert(
     The output is read again before it appears, whole or not at all; an output that is there and
     equal is left alone. Exit 1 when a finding is an error: nothing is written then.
     """
-    if out is None and not dry_run:
-        raise typer.BadParameter("name the directory to write", param_hint="--output")
-    out = out or "OUT"
+    out = output_directory(out, is_dry_run=dry_run)
     options = write_options(
         max_shard_size=max_shard_size,
         no_digests=no_digests,

@@ -13,6 +13,7 @@ from specctl.cli.write_options import (
     Force,
     MaxShardSize,
     NoDigests,
+    output_directory,
     write_options,
 )
 from specctl.convert.settings import SETTINGS
@@ -58,11 +59,10 @@ def normalize(
     Safe fixes only, unless asked. The source is never changed. Exit 1 when a finding that no fix
     settles is an error: nothing is written then.
     """
-    if out is None and not dry_run:
-        raise typer.BadParameter("name the directory to write", param_hint="--output")
+    out = output_directory(out, is_dry_run=dry_run)
     report = run_normalize(
         source,
-        out=out or "OUT",
+        out=out,
         target=target,
         settings=tuple(setting or ()),
         is_unsafe=unsafe_fixes,

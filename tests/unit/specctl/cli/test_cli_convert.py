@@ -144,3 +144,14 @@ def test_an_option_without_effect_is_wrong_usage(
     assert run(["convert", DRAFT, *chosen, *unused, "-o", out]) == 2
     assert f"has no effect with `{chosen[-2]}" in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["convert", "--to", "eagle"], ["normalize"]])
+@pytest.mark.parametrize("out", [None, "", " ", "hf:org/name", "ms:org/name"])
+def test_an_output_that_is_no_directory_of_this_machine(
+    command: list[str], out: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    option = [] if out is None else ["-o", out]
+    assert run([command[0], str(CHECKPOINTS / "eagle-clean"), *command[1:], *option]) == 2
+    assert list(tmp_path.iterdir()) == []
