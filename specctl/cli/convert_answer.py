@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from specctl.cli import output
+from specctl.cli.words import count_text
 from specctl.contract.text import printable
 from specctl.ops.convert_report import ConvertReport
 from specctl.ops.report import diagnostic_of
@@ -44,10 +45,14 @@ def answer_report(report: ConvertReport, *, as_json: bool, is_normal_form: bool 
 def _summary(report: ConvertReport) -> str:
     if report.state == "refused":
         num_errors = sum(1 for item in report.diagnostics if item.severity == "error")
-        return f"nothing was written: {num_errors} error{'' if num_errors == 1 else 's'}"
+        return f"nothing was written: {count_text(num_errors, 'error')}"
     size = sum(file.size_bytes for file in report.files)
     count = sum(file.num_tensors for file in report.files)
-    parts = [report.written_format or "", f"{count} tensors" if count else "", f"{size:,} bytes"]
+    parts = [
+        report.written_format or "",
+        count_text(count, "tensor") if count else "",
+        f"{size:,} bytes",
+    ]
     what = ", ".join(part for part in parts if part)
     if report.fixes:
         what += f"; fixes: {', '.join(report.fixes)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +131,9 @@ class HuggingFaceHub:
             is_passing=is_late,
         )
 
-    def stream(
-        self, path: str, revision: str, begin: int, end: int
-    ) -> AbstractContextManager[Reply]:
-        """Ask for a range; see `Hub.stream`."""
-        return self._stream(path, revision, begin, end)
-
     @contextmanager
-    def _stream(self, path: str, revision: str, begin: int, end: int) -> Iterator[Reply]:
+    def stream(self, path: str, revision: str, begin: int, end: int) -> Iterator[Reply]:
+        """Ask for a range; see `Hub.stream`."""
         url = self._hub.hf_hub_url(
             self.name.repository, path, revision=revision, endpoint=self._endpoint
         )

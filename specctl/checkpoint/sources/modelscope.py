@@ -11,7 +11,7 @@ import importlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,14 +143,9 @@ class ModelScopeHub:
             is_passing=False,
         )
 
-    def stream(
-        self, path: str, revision: str, begin: int, end: int
-    ) -> AbstractContextManager[Reply]:
-        """Ask for a range; see `Hub.stream`."""
-        return self._stream(path, revision, begin, end)
-
     @contextmanager
-    def _stream(self, path: str, revision: str, begin: int, end: int) -> Iterator[Reply]:
+    def stream(self, path: str, revision: str, begin: int, end: int) -> Iterator[Reply]:
+        """Ask for a range; see `Hub.stream`."""
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         try:
             response = self._api.legacy.download_stream(
