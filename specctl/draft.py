@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import (
+    BlockDraft,
     Decoder,
     Draft,
+    DraftAlgorithm,
     Geometry,
     MarkovHead,
     Origin,
@@ -287,13 +289,18 @@ class DraftCheckpoint:
         return "identity" if self.draft_vocab_size == self.target_vocab_size else "reduced"
 
     @property
+    def foreign_details(self) -> tuple[str, ...]:
+        """Return the stated fields that change a block draft's forward and no manifest can say."""
+        return tuple(name for name in self.details if self.is_block and name != "causal")
+
+    @property
     def _is_described_by_manifest(self) -> bool:
         """Tell whether nothing changes the forward pass that a manifest cannot say."""
         roles = ROLES_BY_ALGORITHM.get(self.algorithm, ())
         needed = (role.name.replace("{i}", "0") for role in roles if role.when == ALWAYS)
         is_whole = all(name in self.tensors for name in needed)
         is_known = all(find_role(role, roles) for role in self.tensors)
-        return "causal" not in self.details and is_whole and is_known
+        return is_whole and is_known and not self.foreign_details
 
     def to_draft(self, *, source: str, revision: str | None) -> Draft | None:
         """Return the manifest section, or None while a required fact is open."""
@@ -331,14 +338,18 @@ class DraftCheckpoint:
             is_confidence_with_markov=self.is_confidence_with_markov,
             tensors=dict(self.tensors),
             files=self.files,
+            block=self._block_facts(),
         )
 
+    def _block_facts(self) -> BlockDraft | None:
+        causal = self.details.get("causal")
+        return BlockDraft(is_causal=causal) if self.is_block and isinstance(causal, bool) else None
 
-def served_algorithm(algorithm: Algorithm) -> Literal["eagle3", "dspark", "mtp"] | None:
+
+def served_algorithm(algorithm: Algorithm) -> DraftAlgorithm | None:
     """Return the algorithm when a manifest can hold it, None for one that is not served."""
-    if algorithm == "eagle3" or algorithm == "dspark" or algorithm == "mtp":
-        return algorithm
-    return None
+    served: tuple[DraftAlgorithm, ...] = get_args(DraftAlgorithm)
+    return next((name for name in served if name == algorithm), None)
 
 
 def chain_geometry(num_speculative_tokens: int) -> Geometry:

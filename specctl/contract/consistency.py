@@ -12,7 +12,14 @@ import msgspec
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.fingerprint import fingerprint
-from specctl.contract.manifest import Decoder, Manifest, TensorRef, WeightFile, find_origin
+from specctl.contract.manifest import (
+    BLOCK_DRAFTS,
+    Decoder,
+    Manifest,
+    TensorRef,
+    WeightFile,
+    find_origin,
+)
 
 _WITHOUT_ORIGIN = frozenset(
     {"schema_version", "specctl_version", "diagnostics", "fingerprint", "origins"}
@@ -126,7 +133,8 @@ def _geometry_rules(m: Manifest) -> Iterator[_Rule]:
     limit = m.target.decoder.max_position_embeddings - 1
     allowed = gamma if gamma <= limit else f"at most {limit}"
     yield "geometry.num_speculative_tokens", "below the target's positions", allowed, gamma
-    if m.draft.algorithm != "dspark":
+    yield "draft.block", "null for a chain", *_yes(m.draft.block is None or _is_block(m))
+    if not _is_block(m):
         yield "geometry.draft_width", "1 for a chain", 1, g.draft_width
         return
     is_known = g.sample_from_anchor is not None and g.draft_block_size is not None
@@ -139,6 +147,10 @@ def _geometry_rules(m: Manifest) -> Iterator[_Rule]:
     yield "geometry.draft_width", "from `sample_from_anchor`", width, g.draft_width
     fits = width <= (g.draft_block_size or 0)
     yield "geometry.draft_block_size", f"holds `draft_width` {width}", *_yes(fits)
+
+
+def _is_block(m: Manifest) -> bool:
+    return m.draft is not None and m.draft.algorithm in BLOCK_DRAFTS
 
 
 def _vocabulary_rules(m: Manifest) -> Iterator[_Rule]:

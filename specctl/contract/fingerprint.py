@@ -66,7 +66,9 @@ def fingerprint(
 
 
 def _draft_facts(draft: Draft) -> dict[str, Any]:
+    block = {} if draft.block is None else {"block": draft.block}  # older digests lack the key
     return {
+        **block,
         "algorithm": draft.algorithm,
         "config": draft.config_digest,
         "dtype": draft.dtype,

@@ -16,6 +16,10 @@ import msgspec
 SCHEMA_VERSION = 1
 
 OriginKind = Literal["read", "derived", "given"]
+DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash"]
+"""Drafts that a manifest can describe."""
+BLOCK_DRAFTS: tuple[DraftAlgorithm, ...] = ("dspark", "dflash")
+"""Those that fill a block of slots in one forward."""
 T = TypeVar("T")
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
@@ -158,6 +162,17 @@ class MarkovHead(_Facts, frozen=True, kw_only=True):
     kind: Literal["vanilla", "gated", "rnn"]
 
 
+class BlockDraft(_Facts, frozen=True, kw_only=True):
+    """What only some block drafts state.
+
+    Args:
+        is_causal: whether a slot sees the slots before it only (true) or all of them (false), in
+            every layer; None: sliding layers are causal, full ones are not.
+    """
+
+    is_causal: bool | None = None
+
+
 class Draft(_Facts, frozen=True, kw_only=True):
     """Facts of the draft.
 
@@ -175,10 +190,11 @@ class Draft(_Facts, frozen=True, kw_only=True):
         has_fc_norm: eagle3.1: one norm per captured state before fc.
         has_norm_output: eagle3.1: norm(h) is fed to the next step instead of h.
         tensors: role -> tensor. Roles are the canonical names of docs/reference/formats.md.
+        block: None for a chain, and for a block draft without any of these facts.
     """
 
     format: str
-    algorithm: Literal["eagle3", "dspark", "mtp"]
+    algorithm: DraftAlgorithm
     source: str
     revision: str | None
     architecture: str
@@ -199,6 +215,7 @@ class Draft(_Facts, frozen=True, kw_only=True):
     is_confidence_with_markov: bool
     tensors: dict[str, TensorRef]
     files: tuple[WeightFile, ...]
+    block: BlockDraft | None = None
 
 
 class Geometry(_Facts, frozen=True, kw_only=True):

@@ -98,12 +98,17 @@ EAGLE3_ROLES: tuple[TensorRole, ...] = (
     _role("norm", "H"),
 )
 
-DSPARK_ROLES: tuple[TensorRole, ...] = (
+BLOCK_ROLES: tuple[TensorRole, ...] = (
     *_DRAFT_VOCABULARY,
     _role("fc.weight", "H", "A*Ht"),
     _role("hidden_norm", "H"),
     *LAYER_ROLES,
     _role("norm", "H"),
+)
+"""The backbone that block drafts share, and all of a plain DFlash draft."""
+
+DSPARK_ROLES: tuple[TensorRole, ...] = (
+    *BLOCK_ROLES,
     _role("markov_w1", "V", "M", when="markov"),
     _role("markov_w2", "R", "M", when="markov"),
     _role("markov_gate.weight", "M", "H+M", when="markov_gated"),
@@ -131,6 +136,7 @@ ROLES_BY_ALGORITHM: Mapping[str, tuple[TensorRole, ...]] = {
     "eagle3": EAGLE3_ROLES,
     "dspark": DSPARK_ROLES,
     "mtp": MTP_ROLES,
+    "dflash": BLOCK_ROLES,
 }
 
 _INDEX = re.compile(r"^(layers|fc_norm)\.(\d+)(?=\.|$)")

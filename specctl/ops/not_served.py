@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from specctl.checkpoint import tensor_place
 from specctl.checks.quantization import QUANTISED_DTYPES
 from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.manifest import DraftAlgorithm
 from specctl.contract.roles import ALWAYS, OPTIONAL, ROLES_BY_ALGORITHM, find_role
 from specctl.draft import DraftCheckpoint, TargetCheckpoint, served_algorithm
 from specctl.formats.model_types import ARCHITECTURES
 
-_ALGORITHMS = "eagle3, dspark or mtp"
+_ALGORITHMS = ", ".join(get_args(DraftAlgorithm))
 
 
 def target_not_served(target: TargetCheckpoint, source: str) -> Iterator[Diagnostic]:
@@ -80,7 +82,11 @@ def _other_parts(draft: DraftCheckpoint, where: str) -> Iterator[Diagnostic]:
     optional = {role.name for role in draft.roles if role.when == OPTIONAL}
     always = [role.name for role in table if role.when == ALWAYS and "{i}" not in role.name]
     less = [role for role in always if role in optional and role not in draft.tensors]
-    for role, text in ((more[:1], "has"), (less[:1], "lacks")):
+    for role, text in (
+        (more[:1], "has"),
+        (less[:1], "lacks"),
+        ([] if more or less else list(draft.foreign_details[:1]), "states"),
+    ):
         if role:
             yield diagnose(
                 "SD716",

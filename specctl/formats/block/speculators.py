@@ -153,14 +153,4 @@ def _causal(root: Fields, kind: Kind, decoder: Decoder | None) -> dict[str, bool
         is_open = kind.is_open
     types = None if decoder is None else decoder.layer_types
     stated = False if is_open else None
-    found = facts.causal_override(stated, types, root.findings, root.where(key))
-    if found and kind.algorithm == "dspark":
-        root.findings.add(
-            "SD205",
-            where=root.where(key),
-            message=f"`{key}` with sliding layers: no manifest can describe this draft",
-            expected="false",
-            found="true",
-            severity="warning",
-        )
-    return found
+    return facts.causal_override(stated, types, root.findings, root.where(key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specctl import checks, formats
+from specctl.contract.manifest import BlockDraft
 from specctl.formats import aux_layers
 from tests.unit.specctl.formats.edits import DELETE, all_codes, codes, draft, target
 
@@ -260,14 +261,18 @@ def test_dspark_config_defects(edits: dict[str, object], code: str) -> None:
     assert code in all_codes(draft(DSPARK, edits))
 
 
-def test_dspark_non_causal_sliding_layers_are_refused() -> None:
+def test_dspark_non_causal_sliding_layers_are_stated() -> None:
     edits: dict[str, object] = {
         "sliding_window_non_causal": True,
         f"{LAYER}.layer_types": ["sliding_attention", "full_attention"],
         f"{LAYER}.use_sliding_window": True,
         f"{LAYER}.sliding_window": 16,
     }
-    assert "SD205" in codes(draft(DSPARK, edits).diagnostics)
+    found = draft(DSPARK, edits)
+    assert codes(found.diagnostics) == []
+    section = found.to_draft(source="draft", revision=None)
+    assert section is not None
+    assert section.block == BlockDraft(is_causal=False)
 
 
 def test_absent_dspark_heads_are_what_the_file_stores() -> None:
