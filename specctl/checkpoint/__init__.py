@@ -12,13 +12,14 @@ from specctl.checkpoint.checkpoint import Checkpoint, digest_file
 from specctl.checkpoint.directory import DEFAULT_ACCESS, Access, open_checkpoint
 from specctl.checkpoint.source import resolve_source
 from specctl.checkpoint.sources.store import FileStore
-from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry, tensor_place
+from specctl.checkpoint.tensor_entry import DTYPE_BITS, WEIGHT_DTYPES, TensorEntry, tensor_place
 from specctl.checkpoint.writing import atomic_write, write_safetensors, write_text_atomic
 from specctl.contract.digests import is_hub_source
 
 __all__ = [
     "DEFAULT_ACCESS",
     "DTYPE_BITS",
+    "WEIGHT_DTYPES",
     "Access",
     "Checkpoint",
     "TensorEntry",

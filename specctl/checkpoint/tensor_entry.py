@@ -14,6 +14,8 @@ import msgspec
 from specctl.contract.manifest import TensorRef
 from specctl.contract.text import printable
 
+WEIGHT_DTYPES = ("BF16", "F16", "F32")
+"""Dtypes of weights that need no scale."""
 DTYPE_BITS: MappingProxyType[str, int] = MappingProxyType(
     {
         "BOOL": 8,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specctl.checkpoint import tensor_place
+from specctl.checkpoint import WEIGHT_DTYPES, tensor_place
 from specctl.checks.quantization import PACKED_DTYPES, QUANTISED_DTYPES
 from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 from specctl.contract.manifest import Decoder, TensorRef
@@ -17,8 +17,6 @@ from specctl.contract.roles import (
     generic_role,
 )
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
-
-WEIGHT_DTYPES = ("BF16", "F16", "F32")
 
 
 def check_target_tensors(target: TargetCheckpoint) -> Iterator[Diagnostic]:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from specctl.checkpoint import Checkpoint, tensor_place
-from specctl.checks.tensors import WEIGHT_DTYPES
+from specctl.checkpoint import WEIGHT_DTYPES, Checkpoint, tensor_place
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import TensorRef
 from specctl.contract.roles import MAP_ROLES, find_role

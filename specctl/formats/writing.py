@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from specctl.checkpoint import WEIGHT_DTYPES
 from specctl.checkpoint.config_sections import named_architectures
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.file_names import CONFIG
@@ -240,6 +241,13 @@ def own_or_target(request: WriteRequest, role: str) -> TensorSource | Diagnostic
             found=f"no {role}",
         )
         return _softened(request, problem)
+    if ref.dtype not in WEIGHT_DTYPES:
+        return unable(
+            where=f"target {ref.file}::{ref.key}",
+            message=f"the target's {role} is quantised, and its scales would stay behind",
+            expected=" or ".join(WEIGHT_DTYPES),
+            found=ref.dtype,
+        )
     size, width = draft.target_vocab_size, draft.hidden_size
     if size is None or len(ref.shape) != 2 or ref.shape[0] < size or ref.shape[1] != width:
         return unable(

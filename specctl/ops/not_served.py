@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from specctl.checkpoint import tensor_place
+from specctl.checkpoint import WEIGHT_DTYPES, tensor_place
 from specctl.checks.quantization import QUANTISED_DTYPES
-from specctl.checks.tensors import WEIGHT_DTYPES
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import DraftAlgorithm
 from specctl.contract.roles import ALWAYS, OPTIONAL, ROLES_BY_ALGORITHM, find_role

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specctl.checks.tensors import WEIGHT_DTYPES
+from specctl.checkpoint import WEIGHT_DTYPES
 from specctl.contract.vocabulary_map import offsets_to_absolute
 from specctl.verdicts.rule import Facts
 

@@ -177,3 +177,19 @@ def test_what_the_source_says_of_serving_is_said_when_it_is_lost(
     found = [d for d in report.diagnostics if d.code == "SD601"]
     assert [(d.expected or "").removeprefix("--allow ") for d in found] == lost
     assert {d.severity for d in found} <= {"info"}
+
+
+def test_a_quantised_head_of_the_target_is_not_taken_without_its_scales(tmp_path: Path) -> None:
+    owner, out = tmp_path / "target", tmp_path / "out"
+    shutil.copytree(TINY, owner)
+    weights = read_weights(owner)
+    rows, width = weights["lm_head.weight"][1]
+    weights["lm_head.weight"] = ("F8_E4M3", (rows, width), bytes(rows * width))
+    weights["lm_head.weight_scale"] = ("F32", (rows, 1), bytes(rows * 4))
+    write_safetensors(owner / "model.safetensors", weights)
+    given = Given(target_name="example/target")
+    start = source("zlab-dflash-clean")
+    report = convert(start, to="speculators", out=str(out), target=str(owner), given=given)
+    assert errors(report) == ["SD602"]
+    assert any("quantised" in d.message for d in report.diagnostics)
+    assert not out.exists()
