@@ -25,6 +25,23 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
     }
 )
 
+EXPERT_FIELDS = (
+    "ep_size",
+    "first_k_dense_replace",
+    "moe_intermediate_size",
+    "moe_layer_freq",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "scoring_func",
+    "topk_group",
+    "topk_method",
+)
+"""How DeepSeek's config, and those made after it, describe experts."""
+
 _COMMON: Mapping[str, object] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,

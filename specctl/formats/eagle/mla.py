@@ -30,7 +30,7 @@ from specctl.formats.eagle.flat import (
 from specctl.formats.eagle.roles import MLA_ROLES, NO_Q_LORA, Q_LORA
 from specctl.formats.eagle.side_files import with_side_map
 from specctl.formats.fields import Fields, ReaderFindings, root_fields
-from specctl.formats.model_types import defaults_rule, flat_defaults
+from specctl.formats.model_types import EXPERT_FIELDS, defaults_rule, flat_defaults
 from specctl.formats.names import IGNORED_KEYS, Name, NameTable
 from specctl.formats.rope import read_rope
 from specctl.formats.speculators import report_gamma_missing
@@ -69,24 +69,7 @@ _DIMENSIONS: tuple[tuple[str, str], ...] = (
     ("KL", "kv_lora_rank"),
 )
 # Copied from the target's config; a dense draft layer has no experts.
-_OF_THE_TARGET = (
-    "aux_loss_alpha",
-    "ep_size",
-    "first_k_dense_replace",
-    "moe_intermediate_size",
-    "moe_layer_freq",
-    "n_group",
-    "n_routed_experts",
-    "n_shared_experts",
-    "norm_topk_prob",
-    "num_experts_per_tok",
-    "num_nextn_predict_layers",
-    "routed_scaling_factor",
-    "scoring_func",
-    "seq_aux",
-    "topk_group",
-    "topk_method",
-)
+_OF_THE_TARGET = (*EXPERT_FIELDS, "aux_loss_alpha", "num_nextn_predict_layers", "seq_aux")
 
 
 def read(checkpoint: Checkpoint) -> DraftCheckpoint:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specctl.checkpoint.config_sections import TEXT_SECTIONS
 from specctl.formats.fields import Fields, ReaderFindings, root_fields
+from specctl.formats.model_types import EXPERT_FIELDS
 from specctl.formats.mtp.families import COUNT_FIELDS
 from specctl.formats.mtp.part import MtpPart
 
@@ -17,9 +18,8 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 # Fields of families whose layers are carried by name; each has a meaning in its own engine and
 # none is news. What decides a shape is read in `sizes_of`.
 _KNOWN = (
+    *EXPERT_FIELDS,
     "attn_output_gate",
-    "ep_size",
-    "first_k_dense_replace",
     "full_attention_interval",
     "hc_count",
     "hc_lowrank",
@@ -40,14 +40,7 @@ _KNOWN = (
     "linear_value_head_dim",
     "decoder_sparse_step",
     "mlp_only_layers",
-    "moe_intermediate_size",
-    "moe_layer_freq",
-    "n_group",
-    "n_routed_experts",
-    "n_shared_experts",
-    "norm_topk_prob",
     "num_experts",
-    "num_experts_per_tok",
     "num_local_experts",
     "partial_rotary_factor",
     "ple_layer_ids",
@@ -57,12 +50,8 @@ _KNOWN = (
     "quantization_config",
     "rope_parameters",
     "rope_scaling",
-    "routed_scaling_factor",
     "router_aux_loss_coef",
-    "scoring_func",
     "shared_expert_intermediate_size",
-    "topk_group",
-    "topk_method",
     "use_qk_norm",
     "v_head_dim",
 )
