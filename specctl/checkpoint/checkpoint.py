@@ -92,8 +92,8 @@ class Checkpoint:
                 data = stored.read_at(begin, end)
                 if len(data) == end - begin:
                     return data
-                raise _cut(where or file, begin + len(data), end)
-            raise _cut(where or file, stored.size, end)
+                raise cut_short(where or file, begin + len(data), end)
+            raise cut_short(where or file, stored.size, end)
 
     def iter_range(
         self, file: str, begin: int, end: int, chunk_bytes: int = CHUNK_BYTES
@@ -112,7 +112,7 @@ class Checkpoint:
         """
         with self.store.open(file) as stored:
             if stored.size < end:
-                raise _cut(file, stored.size, end)
+                raise cut_short(file, stored.size, end)
             yield from _pieces(stored, file, begin, end, chunk_bytes)
 
     def read_ints(self, key: str) -> tuple[int, ...]:
@@ -216,12 +216,13 @@ def _pieces(
     while begin < end:
         data = stored.read_at(begin, min(begin + chunk_bytes, end))
         if not data:  # the file was cut after it was opened
-            raise _cut(file, begin, end)
+            raise cut_short(file, begin, end)
         yield data
         begin += len(data)
 
 
-def _cut(where: str, size: int, end: int) -> DiagnosticError:
+def cut_short(where: str, size: int, end: int) -> DiagnosticError:
+    """Return SD108: a file of `size` bytes ends before a range that goes to `end`."""
     return DiagnosticError(
         diagnose(
             "SD108",

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from specctl.checkpoint import Checkpoint
+from specctl.checkpoint.checkpoint import cut_short
 from specctl.checkpoint.sources import StoredFile
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.convert.output_stream import OutputStream
@@ -157,7 +158,7 @@ class SourceFiles:
         while begin < piece.end:
             data = stored.read_at(begin, min(begin + chunk_bytes, piece.end))
             if not data:
-                raise _cut(piece.file, begin, piece.end)
+                raise cut_short(piece.file, begin, piece.end)
             self._moved(len(data))
             yield memoryview(data)
             begin += len(data)
@@ -169,21 +170,9 @@ def _read_into(descriptor: int, view: memoryview, begin: int, file: str) -> int:
     except OSError as error:
         raise _unreadable(file, error.strerror) from error
     if count == 0:
-        raise _cut(file, begin, begin + len(view))
+        raise cut_short(file, begin, begin + len(view))
     return count
 
 
 def _unreadable(file: str, reason: str | None) -> DiagnosticError:
     return DiagnosticError(diagnose("SD135", where=file, message=f"cannot be read: {reason}"))
-
-
-def _cut(file: str, size: int, end: int) -> DiagnosticError:
-    return DiagnosticError(
-        diagnose(
-            "SD108",
-            where=file,
-            message=f"the file ends {end - size} bytes before this tensor does",
-            expected=f"{end} bytes",
-            found=f"{size} bytes",
-        )
-    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from specctl.formats.mtp.family import MtpFamily, layer_role
+from specctl.formats.names import SCALE_SUFFIXES
 
 # Everything that a decoder layer of any family may hold; another word is no tensor of a layer.
 _LAYER_PART = re.compile(
@@ -21,10 +22,8 @@ _LAYER_PART = re.compile(
     r"|linear_attn|share_expert|shared_experts?|router|indexer|\w*hyper_connection\w*|ple"
     r"|transformer|transformer_layer|hc_\w+|\w+_hc|\w*norm\w*|layer_scalar)(?:\..+)?"
 )
-_SUFFIX = (
-    r"(?:weight|bias|weight_scale_inv|weight_scale|weight_scale_2|input_scale|scale"
-    r"|weight_packed|weight_shape|weight_zero_point|qweight|qzeros|scales|g_idx)"
-)
+_PACKED = ("weight_packed", "qweight", "qzeros", "scales", "g_idx")
+_SUFFIX = f"(?:{'|'.join(('weight', 'bias', *SCALE_SUFFIXES, *_PACKED))})"
 SHARED_KEYS: tuple[tuple[str, str], ...] = (
     ("model.embed_tokens.weight", "embedding"),
     ("embed_tokens.weight", "embedding"),
