@@ -15,8 +15,8 @@ from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usa
 from runtime.engine.text import load_tokenizer
 from runtime.kv import KVLayer, KVPool
 from runtime.loading import LoadedModels
-from runtime.spec.eagle3 import Eagle3Proposer
-from runtime.spec.factory import Eagle3Parts, make_proposer
+from runtime.spec.chain import ChainProposer
+from runtime.spec.factory import DraftParts, make_proposer
 from runtime.spec.oracle import OracleScript
 from runtime.spec.packing import pack_rows
 from runtime.spec.types import (
@@ -149,7 +149,7 @@ def make_rig(
     inner = proposer or make_proposer(
         config.proposer,
         device=config.device,
-        eagle3=Eagle3Parts(
+        draft=DraftParts(
             model=draft,
             kv=draft_kv,
             kv_block_size=config.kv_block_size,
@@ -274,7 +274,7 @@ def draft_kv_from_scratch(
         device=target.device,
     )
     kv = fresh_kv(draft.kv_specs, num_tokens=num_positions, like=target.embedding_VD)
-    proposer = Eagle3Proposer(draft, kv, kv_block_size=num_positions, num_slots=1)
+    proposer = ChainProposer(draft, kv, kv_block_size=num_positions, num_slots=1)
     target_kv = fresh_kv(target.kv_specs, num_tokens=num_positions, like=target.embedding_VD)
     with torch.inference_mode():
         output = target.forward(batch, target_kv, proposer.aux_layer_ids)

@@ -3,6 +3,7 @@
 from runtime.config.resolve import resolve_config
 from runtime.config.values import (
     DEVICE_DTYPES,
+    DRAFT_PROPOSERS,
     DTYPES,
     ConfigOrigin,
     Overrides,
@@ -12,6 +13,7 @@ from runtime.config.values import (
 
 __all__ = [
     "DEVICE_DTYPES",
+    "DRAFT_PROPOSERS",
     "DTYPES",
     "ConfigOrigin",
     "Overrides",

@@ -10,7 +10,7 @@ import torch
 
 from specctl.contract.diagnostics import Diagnostic
 
-ProposerName = Literal["none", "eagle3", "ngram", "oracle"]
+ProposerName = Literal["none", "eagle3", "mtp", "ngram", "oracle"]
 ConfigOrigin = Literal["given", "manifest", "default", "derived"]
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -22,7 +22,7 @@ DEVICE_DTYPES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("float32", "bfloat16"),
     "cuda": ("bfloat16", "float16"),
 }
-DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset({"eagle3"})
+DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset({"eagle3", "mtp"})
 """Proposers that run a draft model."""
 
 DEFAULT_KV_BLOCK_SIZE = 16

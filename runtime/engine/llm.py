@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from runtime.config import Overrides, ProposerName, RuntimeConfig, resolve_config
+from runtime.config import DRAFT_PROPOSERS, Overrides, ProposerName, RuntimeConfig, resolve_config
 from runtime.engine.engine import Engine
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.text import load_tokenizer
 from runtime.kv import KVPool
 from runtime.loading import LoadedModels, load_models
-from runtime.spec.factory import Eagle3Parts, make_proposer
+from runtime.spec.factory import DraftParts, make_proposer
 from runtime.spec.oracle import OracleScript
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
@@ -68,7 +68,7 @@ def build_engine(
     Raises:
         DiagnosticError: SD807, the proposer lacks its parts.
     """
-    draft = models.draft if config.proposer == "eagle3" else None
+    draft = models.draft if config.proposer in DRAFT_PROPOSERS else None
     target_specs = models.target.kv_specs
     pool = KVPool(
         (*target_specs, *(draft.kv_specs if draft is not None else ())),
@@ -77,9 +77,9 @@ def build_engine(
         dtype=config.dtype,
         device=config.device,
     )
-    eagle3 = None
+    parts = None
     if draft is not None:
-        eagle3 = Eagle3Parts(
+        parts = DraftParts(
             model=draft,
             kv=pool.layers[len(target_specs) :],
             kv_block_size=config.kv_block_size,
@@ -91,7 +91,7 @@ def build_engine(
         proposer=make_proposer(
             config.proposer,
             device=config.device,
-            eagle3=eagle3,
+            draft=parts,
             script=script,
             max_ngram=config.max_ngram,
         ),
@@ -149,7 +149,7 @@ class LLM:
             path.parent,
             device=config.device,
             dtype=config.dtype,
-            with_draft=config.proposer == "eagle3",
+            with_draft=config.proposer in DRAFT_PROPOSERS,
         )
         found = config.diagnostics + models.diagnostics + _probe(models, config)
         if has_errors(found):

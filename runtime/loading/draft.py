@@ -1,4 +1,4 @@
-"""Read an EAGLE-3 draft: its own tensors, and what it shares with the target.
+"""Read a draft: its own tensors, and what it shares with the target.
 
 The manifest says where the embedding and the head come from. A stage that holds the target's
 embedding shares that tensor; a stage without it reads the rows from the target's files.
@@ -6,9 +6,10 @@ embedding shares that tensor; a stage without it reads the rows from the target'
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
@@ -16,7 +17,15 @@ from runtime.loading.files import WeightFiles
 from runtime.loading.match import FLOAT_DTYPES, ID_DTYPES, MASK_DTYPES, Wanted, match_tensors
 from runtime.loading.reader import TensorReader, refuse_errors
 from runtime.loading.vocabulary import read_draft_to_target
-from runtime.models import Eagle3Model, TargetModel, eagle3_shapes
+from runtime.models import (
+    DraftModel,
+    Eagle3Model,
+    MtpModel,
+    TargetModel,
+    eagle3_shapes,
+    mtp_shapes,
+)
+from runtime.models.layers import Shapes, TensorSource
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import Draft, Manifest, Sharing, Target, TensorRef
@@ -34,11 +43,11 @@ def read_draft(
     target: TargetModel | None,
     device: torch.device,
     dtype: torch.dtype,
-) -> tuple[Eagle3Model, tuple[Diagnostic, ...]]:
+) -> tuple[DraftModel, tuple[Diagnostic, ...]]:
     """Return the draft and the warnings of its files.
 
     Args:
-        manifest: has a draft whose algorithm is `eagle3`.
+        manifest: has a draft whose algorithm is a key of `BUILDERS`.
         manifest_dir: directory that relative paths count from.
         target: the loaded target, None on a stage that does not hold its embedding and head.
         device: where the weights go.
@@ -54,7 +63,7 @@ def read_draft(
     directory = resolve_source(facts.source, manifest_dir)
     origin = embedding_origin(sharing, target)
     with WeightFiles(directory, [file.file for file in facts.files], device=device) as files:
-        shapes = eagle3_shapes(facts)
+        shapes = BUILDERS[facts.algorithm].shapes(facts)
         wanted = [
             *(_wanted(facts, role, shape) for role, shape in shapes.items()),
             *_wanted_vocabulary(manifest, facts, sharing, origin),
@@ -75,7 +84,7 @@ def read_draft(
         reader = TensorReader(
             files, {role: facts.tensors[role].key for role in shapes}, dtype=dtype
         )
-        model = Eagle3Model.build(
+        model = BUILDERS[facts.algorithm].build(
             facts,
             reader,
             embedding_VH=shared.embedding(origin),
@@ -88,6 +97,36 @@ def read_draft(
         )
         reader.assert_all_taken()
     return model, warnings
+
+
+class _Build(Protocol):
+    """Builds a draft of its tensors and what it shares with the target."""
+
+    def __call__(
+        self,
+        facts: Draft,
+        take: TensorSource,
+        *,
+        embedding_VH: torch.Tensor,
+        head_RH: torch.Tensor,
+        draft_to_target_R: torch.Tensor,
+        num_positions: int,
+    ) -> DraftModel:
+        """Return the model."""
+
+
+class Builder(NamedTuple):
+    """Which tensors a kind of draft is built from, and how."""
+
+    shapes: Callable[[Draft], Shapes]
+    build: _Build
+
+
+BUILDERS: Mapping[str, Builder] = {
+    "eagle3": Builder(eagle3_shapes, Eagle3Model.build),
+    "mtp": Builder(mtp_shapes, MtpModel.build),
+}
+"""Algorithm -> how its draft is built."""
 
 
 def embedding_origin(sharing: Sharing, target: TargetModel | None) -> Origin:

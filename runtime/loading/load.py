@@ -7,6 +7,7 @@ and nothing is guessed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,21 @@ import torch
 from runtime.loading.draft import read_draft
 from runtime.loading.reader import refuse_errors
 from runtime.loading.target import read_target
-from runtime.models import Eagle3Model, TargetModel, eagle3_problems, target_problems
+from runtime.models import (
+    DraftModel,
+    TargetModel,
+    eagle3_problems,
+    mtp_problems,
+    target_problems,
+)
 from specctl.contract.codec import verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import Draft, Manifest
 
-_ALGORITHMS = ("eagle3",)
+_FACT_CHECKS: Mapping[str, Callable[[Draft], list[Diagnostic]]] = {
+    "eagle3": eagle3_problems,
+    "mtp": mtp_problems,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,7 +45,7 @@ class LoadedModels:
     """
 
     target: TargetModel
-    draft: Eagle3Model | None
+    draft: DraftModel | None
     diagnostics: tuple[Diagnostic, ...]
 
 
@@ -85,9 +95,10 @@ def _fact_problems(manifest: Manifest) -> list[Diagnostic]:
     draft = manifest.draft
     if draft is None:
         return problems
-    if draft.algorithm not in _ALGORITHMS:
+    check = _FACT_CHECKS.get(draft.algorithm)
+    if check is None:
         return [*problems, _unsupported_proposer(draft)]
-    return [*problems, *eagle3_problems(draft)]
+    return [*problems, *check(draft)]
 
 
 def _unsupported_proposer(draft: Draft) -> Diagnostic:
@@ -95,6 +106,6 @@ def _unsupported_proposer(draft: Draft) -> Diagnostic:
         "SD810",
         where="manifest#/draft/algorithm",
         message=f"no proposer runs a `{draft.algorithm}` draft",
-        expected=", ".join(_ALGORITHMS),
+        expected=", ".join(_FACT_CHECKS),
         found=draft.algorithm,
     )

@@ -18,39 +18,20 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import add_rms_norm, embed, head_argmax, head_logits, linear, rms_norm
+from runtime.kernels import Stream, embed, head_argmax, head_logits, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
     MLP,
     Attention,
     DecoderLayer,
     TensorSource,
-    enter_norm,
     layer_source,
     rope_table,
 )
 from runtime.models.support import decoder_problems
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Decoder, Draft
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DraftHidden:
-    """The two readings of a draft forward's last state, which `norm_output` tells apart.
-
-    Args:
-        feedback_NH: what the next row of a chain takes as its state.
-        head_input_NH: what `logits` and `propose_ids` read, always normed.
-    """
-
-    feedback_NH: torch.Tensor
-    head_input_NH: torch.Tensor
-
-    def rows(self, index_M: torch.Tensor) -> DraftHidden:
-        """Return both readings of the rows that `index_M` picks."""
-        return DraftHidden(
-            feedback_NH=self.feedback_NH[index_M], head_input_NH=self.head_input_NH[index_M]
-        )
 
 
 def eagle3_problems(draft: Draft) -> list[Diagnostic]:
@@ -142,15 +123,22 @@ class FirstLayer:
         batch: PreparedBatch,
         cache: KVLayer,
         cos_sin_TP: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (delta, residual), each [N, H]; their sum is the stream after this layer."""
+        *,
+        next_norm_H: torch.Tensor,
+    ) -> Stream:
+        """Return the stream after this layer, at the norm whose weight is `next_norm_H`."""
         eps = self.rms_norm_eps
         normed_state = rms_norm(state_NH, self.hidden_norm, eps)
         both = torch.cat((rms_norm(embedded_NH, self.input_norm, eps), normed_state), dim=1)
-        attended = self.attention.forward(both, batch, cache, cos_sin_TP)
-        residual = normed_state if self.has_norm_before_residual else state_NH
-        normed, residual = add_rms_norm(attended, residual, self.post_attention_norm, eps)
-        return self.mlp.forward(normed), residual
+        attended = self.attention.join(
+            linear(both, self.attention.qkv_weight, self.attention.qkv_bias),
+            normed_state if self.has_norm_before_residual else state_NH,
+            batch,
+            cache,
+            cos_sin_TP,
+            next_norm_D=self.post_attention_norm,
+        )
+        return self.mlp.advance(attended, eps=eps, next_norm_D=next_norm_H)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -244,15 +232,15 @@ class Eagle3Model:
             hidden_NH: `fuse` of the target's states, or `feedback` of the row before.
             kv: this draft's cache layers, one per layer.
         """
-        eps = self.facts.decoder.rms_norm_eps
+        norms = (*(layer.input_norm for layer in self.layers), self.norm_H)
         embedded = embed(batch.ids_target_N, self.embedding_VH)
-        delta, residual = self.first_layer.forward(
-            embedded, hidden_NH, batch, kv[0], self.cos_sin_TP
+        stream = self.first_layer.forward(
+            embedded, hidden_NH, batch, kv[0], self.cos_sin_TP, next_norm_H=norms[0]
         )
-        for layer, cache in zip(self.layers, kv[1:], strict=True):
-            normed, residual = enter_norm(delta, residual, layer.input_norm, eps)
-            delta, residual = layer.forward(normed, residual, batch, cache, self.cos_sin_TP)
-        normed, raw = enter_norm(delta, residual, self.norm_H, eps)
+        for layer, cache, next_norm in zip(self.layers, kv[1:], norms[1:], strict=True):
+            stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
+        raw = stream.residual_MD
+        normed = rms_norm(raw, self.norm_H, self.facts.decoder.rms_norm_eps)
         return DraftHidden(
             feedback_NH=normed if self.facts.has_norm_output else raw, head_input_NH=normed
         )

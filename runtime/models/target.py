@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import embed, head_argmax, head_logits
+from runtime.kernels import embed, embed_stream, head_argmax, head_logits, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
-from runtime.models.layers import DecoderLayer, TensorSource, enter_norm, layer_source, rope_table
+from runtime.models.layers import DecoderLayer, TensorSource, layer_source, rope_table
 from runtime.models.support import decoder_problems
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Target
@@ -137,20 +137,19 @@ class TargetModel:
 
         Exactness: every row's numbers depend on that row, its position and its keys alone.
         """
-        eps = self.facts.decoder.rms_norm_eps
-        residual, delta = self.embed(batch.ids_target_N), None
-        streams: dict[int, torch.Tensor] = {}
-        for index, (layer, cache) in enumerate(zip(self.layers, kv, strict=True)):
-            normed, residual = enter_norm(delta, residual, layer.input_norm, eps)
-            if index - 1 in aux_layer_ids:
-                streams[index - 1] = residual
-            delta, residual = layer.forward(normed, residual, batch, cache, self.cos_sin_TP)
-        hidden, residual = enter_norm(delta, residual, self.norm_D, eps)
-        streams[self.num_layers - 1] = residual
+        norms = (*(layer.input_norm for layer in self.layers), self.norm_D)
+        stream = embed_stream(batch.ids_target_N, self.embedding_VD, norms[0])
+        residuals = {-1: stream.residual_MD}
+        layers = zip(self.layers, kv, norms[1:], strict=True)
+        for index, (layer, cache, next_norm) in enumerate(layers):
+            stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
+            if index in aux_layer_ids:
+                residuals[index] = stream.residual_MD
+        hidden = rms_norm(stream.residual_MD, self.norm_D, self.facts.decoder.rms_norm_eps)
         return TargetOutput(
             hidden_ND=hidden,
             aux_hidden_NA=(
-                torch.cat([streams[i] for i in aux_layer_ids], dim=1) if aux_layer_ids else None
+                torch.cat([residuals[i] for i in aux_layer_ids], dim=1) if aux_layer_ids else None
             ),
         )
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from runtime.config import DRAFT_PROPOSERS, ProposerName
 from runtime.kv import KVLayer
-from runtime.models import Eagle3Model
-from runtime.spec.eagle3 import Eagle3Proposer
+from runtime.models import DraftModel
+from runtime.spec.chain import ChainProposer
 from runtime.spec.ngram import DEFAULT_MAX_NGRAM, NgramProposer
 from runtime.spec.none import NoProposer
 from runtime.spec.oracle import OracleProposer, OracleScript
 from runtime.spec.types import Proposer
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
-ProposerName = Literal["none", "eagle3", "ngram", "oracle"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Eagle3Parts:
-    """What an EAGLE-3 proposer runs on.
+class DraftParts:
+    """What a proposer with a draft model runs on.
 
     Args:
         model: the draft.
@@ -31,7 +29,7 @@ class Eagle3Parts:
         num_slots: requests that may run at once.
     """
 
-    model: Eagle3Model
+    model: DraftModel
     kv: Sequence[KVLayer]
     kv_block_size: int
     num_slots: int
@@ -41,7 +39,7 @@ def make_proposer(
     name: ProposerName,
     *,
     device: torch.device,
-    eagle3: Eagle3Parts | None = None,
+    draft: DraftParts | None = None,
     script: OracleScript | None = None,
     max_ngram: int = DEFAULT_MAX_NGRAM,
 ) -> Proposer:
@@ -50,21 +48,18 @@ def make_proposer(
     Args:
         name: which one.
         device: where proposals are made.
-        eagle3: for `eagle3`.
+        draft: for the proposers that run one.
         script: for `oracle`.
         max_ngram: for `ngram`: longest suffix looked up.
 
     Raises:
         DiagnosticError: SD807, the named proposer lacks its parts.
     """
-    if name == "eagle3":
-        if eagle3 is None:
-            raise _unavailable(name, expected="an `eagle3` draft in the manifest")
-        return Eagle3Proposer(
-            eagle3.model,
-            eagle3.kv,
-            kv_block_size=eagle3.kv_block_size,
-            num_slots=eagle3.num_slots,
+    if name in DRAFT_PROPOSERS:
+        if draft is None:
+            raise _unavailable(name, expected=f"an `{name}` draft in the manifest")
+        return ChainProposer(
+            draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
         )
     if name == "oracle":
         if script is None:

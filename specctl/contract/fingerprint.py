@@ -66,9 +66,9 @@ def fingerprint(
 
 
 def _draft_facts(draft: Draft) -> dict[str, Any]:
-    block = {} if draft.block is None else {"block": draft.block}  # older digests lack the key
+    later = {"block": draft.block, "prediction": draft.prediction}  # older digests lack the keys
     return {
-        **block,
+        **{name: facts for name, facts in later.items() if facts is not None},
         "algorithm": draft.algorithm,
         "config": draft.config_digest,
         "dtype": draft.dtype,

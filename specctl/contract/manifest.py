@@ -173,6 +173,19 @@ class BlockDraft(_Facts, frozen=True, kw_only=True):
     is_causal: bool | None = None
 
 
+class PredictionLayers(_Facts, frozen=True, kw_only=True):
+    """How the layers of an MTP draft are fed; the defaults are DeepSeek-V3's.
+
+    Args:
+        concat_order: halves of `fc.weight`'s columns.
+        recycled_hidden: what a later step reads in place of the target's state: the layer's output
+            after its last norm (`normed`) or before it (`raw`).
+    """
+
+    concat_order: Literal["embedding, hidden", "hidden, embedding"] = "embedding, hidden"
+    recycled_hidden: Literal["normed", "raw"] = "normed"
+
+
 class Draft(_Facts, frozen=True, kw_only=True):
     """Facts of the draft.
 
@@ -191,6 +204,7 @@ class Draft(_Facts, frozen=True, kw_only=True):
         has_norm_output: eagle3.1: norm(h) is fed to the next step instead of h.
         tensors: role -> tensor. Roles are the canonical names of docs/reference/formats.md.
         block: None for a chain, and for a block draft without any of these facts.
+        prediction: None for the defaults, and for a draft without prediction layers.
     """
 
     format: str
@@ -216,6 +230,7 @@ class Draft(_Facts, frozen=True, kw_only=True):
     tensors: dict[str, TensorRef]
     files: tuple[WeightFile, ...]
     block: BlockDraft | None = None
+    prediction: PredictionLayers | None = None
 
 
 class Geometry(_Facts, frozen=True, kw_only=True):

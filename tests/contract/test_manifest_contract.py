@@ -80,7 +80,21 @@ def test_the_runtime_refuses_files_that_changed_since(tmp_path: Path) -> None:
     assert {d.code for d in caught.value.diagnostics} == {"SD702"}
 
 
-@pytest.mark.parametrize("name", ["speculators-dspark", "deepseek-mtp-token-map"])
+def test_a_frozen_mtp_manifest_runs_with_its_token_map() -> None:
+    torch = pytest.importorskip("torch", reason="the runtime extra is not installed")
+    from runtime.loading import load_models
+
+    path = MANIFESTS / "v1" / "deepseek-mtp-token-map.yaml"
+    manifest = load_manifest(path)
+    models = load_models(manifest, path.parent, device=torch.device("cpu"), dtype=torch.float32)
+    assert models.draft is not None
+    ids = models.draft.draft_to_target_R
+    assert len(ids) == manifest.vocabulary.draft_vocab_size
+    assert torch.equal(models.draft.head_RH, models.target.head_VD[ids])
+    assert models.draft.embedding_VH is models.target.embedding_VD
+
+
+@pytest.mark.parametrize("name", ["speculators-dspark"])
 def test_a_draft_that_the_runtime_does_not_run_is_a_coded_refusal(name: str) -> None:
     torch = pytest.importorskip("torch", reason="the runtime extra is not installed")
     from runtime.loading import load_models

@@ -10,6 +10,7 @@ from runtime.models.layers.roles import (
     TensorSource,
     eagle3_shapes,
     layer_source,
+    mtp_shapes,
     target_shapes,
 )
 from runtime.models.layers.rope import rope_problems, rope_table
@@ -23,6 +24,7 @@ __all__ = [
     "eagle3_shapes",
     "enter_norm",
     "layer_source",
+    "mtp_shapes",
     "rope_problems",
     "rope_table",
     "target_shapes",

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import apply_rope, head_rms_norm, linear, paged_attention, write_kv
+from runtime.kernels import (
+    Stream,
+    apply_rope,
+    head_rms_norm,
+    linear,
+    paged_attention,
+    residual_linear,
+    scaled_linear,
+    write_kv,
+)
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers.roles import TensorSource
 from specctl.contract.manifest import Decoder
@@ -83,18 +92,67 @@ class Attention:
         Returns:
             [N, D] in the dtype of `x_NK`.
         """
-        q, k, v = self._project(x_NK)
+        qkv = linear(x_NK, self.qkv_weight, self.qkv_bias)
+        mixed = self._mix(qkv, batch, cache, cos_sin_TP)
+        return linear(mixed, self.o_weight, self.o_bias)
+
+    def advance(
+        self,
+        stream: Stream,
+        batch: PreparedBatch,
+        cache: KVLayer,
+        cos_sin_TP: torch.Tensor,
+        *,
+        input_norm_eps: float,
+        next_norm_D: torch.Tensor,
+    ) -> Stream:
+        """Attend from the stream's rows and add the result to the stream.
+
+        Args:
+            stream: rows at the norm before this attention.
+            batch: as in `forward`.
+            cache: as in `forward`.
+            cos_sin_TP: as in `forward`.
+            input_norm_eps: of the norm before this attention.
+            next_norm_D: [D], weight of the norm after it.
+        """
+        qkv = scaled_linear(stream, self.qkv_weight, self.qkv_bias, eps=input_norm_eps)
+        return self.join(qkv, stream.residual_MD, batch, cache, cos_sin_TP, next_norm_D=next_norm_D)
+
+    def join(
+        self,
+        qkv_NQ: torch.Tensor,
+        residual_ND: torch.Tensor,
+        batch: PreparedBatch,
+        cache: KVLayer,
+        cos_sin_TP: torch.Tensor,
+        *,
+        next_norm_D: torch.Tensor,
+    ) -> Stream:
+        """Attend with projected rows [N, (H + 2 G) P] and add the result to `residual_ND`."""
+        return residual_linear(
+            self._mix(qkv_NQ, batch, cache, cos_sin_TP),
+            self.o_weight,
+            self.o_bias,
+            residual_MD=residual_ND,
+            norm_D=next_norm_D,
+        )
+
+    def _mix(
+        self, qkv_NQ: torch.Tensor, batch: PreparedBatch, cache: KVLayer, cos_sin_TP: torch.Tensor
+    ) -> torch.Tensor:
+        """Rotate, write to the cache and attend; return [N, H P]."""
+        q, k, v = self._split(qkv_NQ)
         q, k = apply_rope(q, k, batch.positions_N, cos_sin_TP)
         write_kv(k, v, cache, batch.slots_N)
         mixed = paged_attention(q, cache, batch, scale=self.head_dim**-0.5, window=self.window)
-        return linear(mixed.flatten(1), self.o_weight, self.o_bias)
+        return mixed.flatten(1)
 
-    def _project(self, x_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _split(self, qkv_NQ: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q [N, H, P], k and v [N, G, P] before the rotation."""
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv = linear(x_NK, self.qkv_weight, self.qkv_bias)
         q, k, v = torch.split(
-            qkv.view(x_NK.shape[0], sum(heads), self.head_dim), list(heads), dim=1
+            qkv_NQ.view(qkv_NQ.shape[0], sum(heads), self.head_dim), list(heads), dim=1
         )
         if self.q_norm is None or self.k_norm is None:
             return q, k, v

@@ -1,7 +1,9 @@
-"""The pre-norm decoder layer, with its residual addition deferred to the next norm.
+"""The pre-norm decoder layer.
 
-A layer hands over (delta, residual) instead of their sum: the next norm adds and normalizes in one
-kernel, and the sum is rounded to the model's dtype at that one place on every path.
+`advance` takes the residual stream from one norm to the next (`runtime.kernels.stream`): the norms
+live inside the products around them. `forward` is for layers whose input is no plain stream: it
+hands over (delta, residual) instead of their sum, and the next norm adds and normalizes in one
+kernel. The two round at different places, so a model uses one of them throughout.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import add_rms_norm, rms_norm
+from runtime.kernels import Stream, add_rms_norm, rms_norm
 from runtime.kv import KVLayer
 from runtime.models.layers.attention import Attention
 from runtime.models.layers.mlp import MLP
@@ -81,3 +83,31 @@ class DecoderLayer:
             attended, residual_ND, self.post_attention_norm, self.rms_norm_eps
         )
         return self.mlp.forward(normed), residual
+
+    def advance(
+        self,
+        stream: Stream,
+        batch: PreparedBatch,
+        cache: KVLayer,
+        cos_sin_TP: torch.Tensor,
+        *,
+        next_norm_D: torch.Tensor,
+    ) -> Stream:
+        """Run attention and MLP on the stream.
+
+        Args:
+            stream: rows at this layer's `input_norm`.
+            batch: positions, slots and block tables.
+            cache: this layer's cache.
+            cos_sin_TP: fp32 rotary table.
+            next_norm_D: [D], weight of the norm after this layer: the next layer's, or the last.
+        """
+        attended = self.attention.advance(
+            stream,
+            batch,
+            cache,
+            cos_sin_TP,
+            input_norm_eps=self.rms_norm_eps,
+            next_norm_D=self.post_attention_norm,
+        )
+        return self.mlp.advance(attended, eps=self.rms_norm_eps, next_norm_D=next_norm_D)

@@ -13,6 +13,7 @@ import torch
 from specctl.contract.manifest import Decoder, Draft, Target
 from specctl.contract.roles import (
     EAGLE3_ROLES,
+    MTP_ROLES,
     TARGET_ROLES,
     TensorRole,
     dimension,
@@ -70,6 +71,19 @@ def eagle3_shapes(draft: Draft) -> Shapes:
         name: _shape(name, EAGLE3_ROLES, first if name.startswith("layers.0.") else other)
         for name in names
     }
+
+
+def mtp_shapes(draft: Draft) -> Shapes:
+    """Return role -> shape of the prediction layers; embedding, head and map are not among them."""
+    decoder = draft.decoder
+    names = required_roles(
+        MTP_ROLES,
+        conditions=frozenset(_layer_conditions(decoder)),
+        num_layers=decoder.num_layers,
+        num_aux_states=0,
+    )
+    sizes = _layer_sizes(decoder) | {"Ht": draft.target_hidden_size, "X": decoder.hidden_size}
+    return {name: _shape(name, MTP_ROLES, sizes) for name in names}
 
 
 def _layer_conditions(decoder: Decoder) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 
 from runtime.kv import KVPool
 from runtime.models import Eagle3Model
-from runtime.spec.eagle3 import Eagle3Proposer
+from runtime.spec.chain import ChainProposer
 from runtime.spec.packing import pack_rows
 from runtime.spec.sampling import TokenCounts, process_logits
 from runtime.spec.types import Observation, RequestView, SamplingParams
@@ -29,7 +29,7 @@ def make_model(directory: Path, **options: Any) -> Eagle3Model:
     target_dir = write_tiny_target(directory / "target")
     draft_dir = write_tiny_eagle3(directory / "draft", target_dir, **options)
     draft = load_tiny(tiny_manifest(target_dir, draft_dir)).draft
-    assert draft is not None
+    assert isinstance(draft, Eagle3Model)
     return draft
 
 
@@ -87,7 +87,7 @@ class Bench:
             dtype=torch.float32,
             device=CPU,
         )
-        self.proposer = Eagle3Proposer(
+        self.proposer = ChainProposer(
             model, self.pool.layers, kv_block_size=KV_BLOCK_SIZE, num_slots=num_slots
         )
         order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0))
@@ -172,7 +172,7 @@ def dense_layer(
     mixed = torch.einsum("hnm,mhp->nhp", weights, v).reshape(len(x_NX), -1)
     r_NH = r_NH + mixed @ attention.o_weight.T
     normed = rms(r_NH, layer.post_attention_norm, decoder.rms_norm_eps)
-    gate, up = (normed @ layer.mlp.gate_up_weight.T).chunk(2, -1)
+    gate, up = (normed @ layer.mlp.gate_up_weight.T).unflatten(-1, (-1, 2)).unbind(-1)
     return r_NH + (torch.nn.functional.silu(gate) * up) @ layer.mlp.down_weight.T
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 chain drafting: one draft token per step, each fed by the step before.
+"""Chain drafting: one draft token per step, each fed by the step before (EAGLE-3, EAGLE-1, MTP).
 
 Entry p pairs the token at p + 1 with the target's state at p; it sits at position p, writes its KV
 into the slot of position p and proposes the token at p + 2. `observe` runs the entries whose states
@@ -12,34 +12,33 @@ position and ids: equal laws then give equal tokens.
 
 Legend: B views, G drafts, N rows, M rows of sampled requests, S slots, H draft hidden, R draft
 vocabulary.
-*Source:* Li et al., "EAGLE-3" (arXiv 2503.01840); alignment of entries as in SafeAILab's code.
+*Source:* Li et al., "EAGLE" and "EAGLE-3" (arXiv 2401.15077, 2503.01840), alignment of entries as
+in SafeAILab's code; DeepSeek-V3 report, section 2.2 (MTP), whose layer is run again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from runtime.batch import PreparedBatch
+from runtime.batch import PreparedBatch, RoundRequests, RoundStates
 from runtime.kv import KVLayer
-from runtime.models import DraftHidden, Eagle3Model
+from runtime.models import ChainDraft, DraftHidden
+from runtime.spec.draft_choice import choose_drafts
 from runtime.spec.host import on_device
-from runtime.spec.noise import gumbel_at
 from runtime.spec.packing import Place, pack_block_tables, pack_places
-from runtime.spec.sampling import choose_with, filter_ids, noise_key, scale
 from runtime.spec.types import Observation, Proposal, RequestView
 
 
-class Eagle3Proposer:
-    """Runs an EAGLE-3 draft; its only state is each slot's last entry."""
+class ChainProposer:
+    """Runs a draft that makes one token a step; its only state is each slot's last entry."""
 
-    name = "eagle3"
-    needs_final_hidden = False
     num_lookahead_tokens = 1
 
     def __init__(
-        self, model: Eagle3Model, kv: Sequence[KVLayer], *, kv_block_size: int, num_slots: int
+        self, model: ChainDraft, kv: Sequence[KVLayer], *, kv_block_size: int, num_slots: int
     ) -> None:
         """Run `model` over its own cache layers.
 
@@ -47,16 +46,18 @@ class Eagle3Proposer:
             model: the draft.
             kv: its layers of the shared pool, addressed by the requests' block tables.
             kv_block_size: tokens of a KV block.
-            num_slots: requests that may run at once (size of the per-slot state).
+            num_slots: rows of the per-slot state: requests that may run at once, and one for
+                padding where rounds run on the device.
         """
-        aux_layer_ids = model.facts.aux_layer_ids
-        assert aux_layer_ids is not None, "an eagle3 manifest lists its aux layers"
-        self.aux_layer_ids = aux_layer_ids
+        facts = model.facts
+        self.name: str = facts.algorithm
+        self.aux_layer_ids = facts.aux_layer_ids or ()
+        self.needs_final_hidden = facts.aux_layer_ids is None
         self._model = model
         self._kv = tuple(kv)
         self._kv_block_size = kv_block_size
         self._device = model.embedding_VH.device
-        shape = (num_slots, model.facts.decoder.hidden_size)
+        shape = (num_slots, facts.decoder.hidden_size)
         self._feedback_SH = torch.zeros(shape, dtype=model.embedding_VH.dtype, device=self._device)
         self._head_input_SH = torch.zeros_like(self._feedback_SH)
         self._started: set[int] = set()
@@ -70,8 +71,11 @@ class Eagle3Proposer:
 
         Sync: none.
         """
-        batch, aux = observation.batch, observation.aux_hidden_N
-        assert aux is not None, "eagle3 needs the target states that `aux_layer_ids` names"
+        batch = observation.batch
+        states = (
+            observation.final_hidden_NH if self.needs_final_hidden else observation.aux_hidden_N
+        )
+        assert states is not None, f"{self.name} needs the target states that it asked for"
         if batch.num_rows == 0:
             return
         entries = PreparedBatch(
@@ -82,7 +86,7 @@ class Eagle3Proposer:
             block_tables_BT=batch.block_tables_BT,
             max_length=batch.max_length,
         )
-        hidden = self._model.forward(entries, self._model.fuse(aux), self._kv)
+        hidden = self._model.forward(entries, self._model.fuse(states), self._kv)
         ends = [
             (view.slot, row)
             for view, row in zip(observation.views, observation.last_row, strict=True)
@@ -115,7 +119,9 @@ class Eagle3Proposer:
         block_tables_BT = pack_block_tables(views, device=self._device)
         active_N = self._index(active)
         for j in range(depth):
-            ids_target_N = self._choose(hidden.head_input_NH, [views[b] for b in active], j)
+            ids_target_N = choose_drafts(
+                self._model, hidden.head_input_NH, [views[b] for b in active], draft_index=j
+            )
             ids_target_BG[active_N, j] = ids_target_N
             staying = [n for n, b in enumerate(active) if num_drafts[b] > j + 1]
             if not staying:
@@ -135,42 +141,46 @@ class Eagle3Proposer:
             hidden = self._model.forward(entries, state_NH, self._kv)
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
 
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+
+        Sync: none.
+        """
+        slots_B = requests.slots_B
+        hidden = DraftHidden(
+            feedback_NH=self._feedback_SH[slots_B], head_input_NH=self._head_input_SH[slots_B]
+        )
+        drafts: list[torch.Tensor] = []
+        while len(drafts) < num_drafts:
+            if drafts:
+                positions_B = requests.lengths_B + (len(drafts) - 1)
+                entries = requests.batch(drafts[-1][:, None], positions_B)
+                hidden = self._model.forward(entries, hidden.feedback_NH, self._kv)
+            drafts.append(self._model.propose_ids(hidden.head_input_NH))
+        return torch.stack(drafts, dim=1) if drafts else slots_B.new_zeros((slots_B.shape[0], 0))
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Run the draft on every row of a verify; see `RoundDraft`.
+
+        Entries beyond the accepted ones write keys and values that the next round writes again.
+
+        Sync: none.
+        """
+        target_states = states.final_hidden_ND if self.needs_final_hidden else states.aux_hidden_NA
+        assert target_states is not None, f"{self.name} needs the target states it asked for"
+        entries = replace(states.batch, ids_target_N=states.next_ids_target_N)
+        hidden = self._model.forward(entries, self._model.fuse(target_states), self._kv)
+        last = hidden.rows(states.last_rows_B)
+        self._feedback_SH.index_copy_(0, requests.slots_B, last.feedback_NH)
+        self._head_input_SH.index_copy_(0, requests.slots_B, last.head_input_NH)
+
+    def last_length(self, num_drafts: int) -> int | None:
+        """Return the most known tokens with which the draft's context holds that many drafts."""
+        return self._model.max_positions - num_drafts if num_drafts else None
+
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""
         self._started.discard(slot)
-
-    def _choose(
-        self, head_input_NH: torch.Tensor, views: Sequence[RequestView], draft_index: int
-    ) -> torch.Tensor:
-        """Return int64 target ids [N]: draft `draft_index` of each view."""
-        sampled = [n for n, view in enumerate(views) if not view.params.is_greedy]
-        if not sampled:
-            return self._model.propose_ids(head_input_NH)
-        rows_M = self._index(sampled)
-        ids_target_M = self._draw(head_input_NH[rows_M], [views[n] for n in sampled], draft_index)
-        if len(sampled) == len(views):
-            return ids_target_M
-        ids_target_N = self._model.propose_ids(head_input_NH)
-        return ids_target_N.index_copy(0, rows_M, ids_target_M)
-
-    def _draw(
-        self, head_input_MH: torch.Tensor, views: Sequence[RequestView], draft_index: int
-    ) -> torch.Tensor:
-        """Return int64 target ids [M] of sampled views, with the target's noise."""
-        logits_MR = self._model.logits(head_input_MH)
-        draft_to_target_R = self._model.draft_to_target_R
-        keys = [noise_key(view.params, len(view.ids_target) + draft_index) for view in views]
-        noise_MR = gumbel_at(keys, draft_to_target_R)
-        ids_draft_M = torch.stack(
-            [
-                choose_with(
-                    filter_ids(scale(logits_MR[m], view.params.temperature), view.params),
-                    noise_MR[m],
-                )
-                for m, view in enumerate(views)
-            ]
-        )
-        return draft_to_target_R[ids_draft_M]
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         """Return host integers as an int64 index on the device."""

@@ -1,0 +1,77 @@
+"""What a draft of one token a step is to its proposer: EAGLE-3, EAGLE-1 and MTP alike.
+
+Legend: N rows, M rows picked by the caller, A width of what the target hands over, H draft hidden,
+R draft vocabulary, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kv import KVLayer, KVLayerSpec
+from specctl.contract.manifest import Draft
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DraftHidden:
+    """The two readings of a draft forward's last state, which the norm before the head tells apart.
+
+    Args:
+        feedback_NH: what the next row of a chain takes as its state.
+        head_input_NH: what `logits` and `propose_ids` read.
+    """
+
+    feedback_NH: torch.Tensor
+    head_input_NH: torch.Tensor
+
+    def rows(self, index_M: torch.Tensor) -> DraftHidden:
+        """Return both readings of the rows that `index_M` picks."""
+        return DraftHidden(
+            feedback_NH=self.feedback_NH[index_M], head_input_NH=self.head_input_NH[index_M]
+        )
+
+
+class ChainDraft(Protocol):
+    """A draft whose row (token at p + 1, state at p) gives the token at p + 2 and the next state.
+
+    A draft whose facts name no `aux_layer_ids` reads the target's final-normed state.
+    """
+
+    @property
+    def facts(self) -> Draft:
+        """Manifest section that it was built from."""
+
+    @property
+    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Input embedding over target ids."""
+
+    @property
+    def draft_to_target_R(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Absolute target id of each draft id, int64."""
+
+    @property
+    def kv_specs(self) -> tuple[KVLayerSpec, ...]:
+        """Cache needs, one per layer."""
+
+    @property
+    def max_positions(self) -> int:
+        """Context that the draft was made for."""
+
+    def fuse(self, states_NA: torch.Tensor) -> torch.Tensor:
+        """Return the draft's states [N, H] of what the target hands over."""
+
+    def forward(
+        self, batch: PreparedBatch, hidden_NH: torch.Tensor, kv: Sequence[KVLayer]
+    ) -> DraftHidden:
+        """Run the draft on rows whose ids are the token after the one that the state is of."""
+
+    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits [M, R] over draft ids."""
+
+    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped."""

@@ -1,0 +1,209 @@
+"""Prediction layers (MTP): each joins a token's embedding with a state of one position before it.
+
+Row i of a request holds token x[i+1] and the target's final-normed state at position i; its logits
+propose x[i+2]. One layer is run again for later tokens, on its own output.
+Legend: N rows, M rows picked by the caller, H hidden size of target and layer, R draft vocabulary,
+T positions, V target vocabulary.
+*Source:* DeepSeek-V3 report, section 2.2, and its layer 61; Speculators 0.9 `MTPDraftModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kernels import embed, head_argmax, head_logits, linear, rms_norm
+from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.chain import DraftHidden
+from runtime.models.layers import (
+    DecoderLayer,
+    TensorSource,
+    enter_norm,
+    layer_source,
+    rope_table,
+)
+from runtime.models.support import decoder_problems
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import Draft, PredictionLayers
+
+
+def mtp_problems(draft: Draft) -> list[Diagnostic]:
+    """Return every reason in the facts why this draft cannot run (codes: `decoder_problems`)."""
+    return decoder_problems(draft.decoder, where="manifest#/draft/decoder")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PredictionLayer:
+    """A decoder layer, what joins its two inputs, and the norm before the head.
+
+    Args:
+        embedding_norm: [H], of the token's embedding.
+        hidden_norm: [H], of the state.
+        fc_weight: [H, 2 H].
+        layer: the decoder layer.
+        norm_H: norm before the head.
+        is_hidden_first: the first half of `fc_weight` reads the state.
+        is_feedback_normed: the next step reads the normed output.
+    """
+
+    embedding_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    fc_weight: torch.Tensor
+    layer: DecoderLayer
+    norm_H: torch.Tensor
+    is_hidden_first: bool
+    is_feedback_normed: bool
+
+    @classmethod
+    def build(
+        cls, facts: Draft, take: TensorSource, around: TensorSource, *, layer_index: int
+    ) -> PredictionLayer:
+        """Take the tensors of one layer.
+
+        Args:
+            facts: manifest section.
+            take: knows the roles of the decoder layer without their prefix.
+            around: knows `fc.weight` and the three norms around it.
+            layer_index: of the layer in `facts.decoder`.
+        """
+        rules = facts.prediction or PredictionLayers()
+        return cls(
+            embedding_norm=around("embedding_norm"),
+            hidden_norm=around("hidden_norm"),
+            fc_weight=around("fc.weight"),
+            layer=DecoderLayer.build(facts.decoder, take, layer_index=layer_index),
+            norm_H=around("norm"),
+            is_hidden_first=rules.concat_order == "hidden, embedding",
+            is_feedback_normed=rules.recycled_hidden == "normed",
+        )
+
+    def forward(
+        self,
+        embedded_NH: torch.Tensor,
+        hidden_NH: torch.Tensor,
+        batch: PreparedBatch,
+        cache: KVLayer,
+        cos_sin_TP: torch.Tensor,
+    ) -> DraftHidden:
+        """Return both readings of the layer's output for the rows of `batch`."""
+        eps = self.layer.rms_norm_eps
+        token = rms_norm(embedded_NH, self.embedding_norm, eps)
+        state = rms_norm(hidden_NH, self.hidden_norm, eps)
+        halves = (state, token) if self.is_hidden_first else (token, state)
+        stream = linear(torch.cat(halves, dim=1), self.fc_weight, None)
+        normed, residual = enter_norm(None, stream, self.layer.input_norm, eps)
+        delta, residual = self.layer.forward(normed, residual, batch, cache, cos_sin_TP)
+        normed, raw = enter_norm(delta, residual, self.norm_H, eps)
+        return DraftHidden(
+            feedback_NH=normed if self.is_feedback_normed else raw, head_input_NH=normed
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MtpModel:
+    """Weights of prediction layers and their forward.
+
+    Args:
+        facts: manifest section that they were built from.
+        embedding_VH: input embedding over target ids: their own or the target's tensor.
+        layers: one, or one per drafted token.
+        head_RH: output head over draft ids: their own or (rows of) the target's.
+        draft_to_target_R: int64, absolute target id of each draft id.
+        cos_sin_TP: fp32 rotary table.
+    """
+
+    facts: Draft
+    embedding_VH: torch.Tensor
+    layers: tuple[PredictionLayer, ...]
+    head_RH: torch.Tensor
+    draft_to_target_R: torch.Tensor
+    cos_sin_TP: torch.Tensor
+
+    @classmethod
+    def build(
+        cls,
+        facts: Draft,
+        take: TensorSource,
+        *,
+        embedding_VH: torch.Tensor,
+        head_RH: torch.Tensor,
+        draft_to_target_R: torch.Tensor,
+        num_positions: int,
+    ) -> MtpModel:
+        """Build the model from tensors with the roles and shapes of `layers.mtp_shapes`.
+
+        Args:
+            facts: manifest section.
+            take: role -> tensor.
+            embedding_VH: resolved input embedding, [target vocab, H].
+            head_RH: resolved head, one row per draft id.
+            draft_to_target_R: int64 absolute target ids in draft-id order.
+            num_positions: rows of the rotary table: every position that the target can reach.
+        """
+        decoder = facts.decoder
+        is_alone = decoder.num_layers == 1
+        sources = [layer_source(take, index) for index in range(decoder.num_layers)]
+        return cls(
+            facts=facts,
+            embedding_VH=embedding_VH,
+            layers=tuple(
+                PredictionLayer.build(
+                    facts, source, take if is_alone else source, layer_index=index
+                )
+                for index, source in enumerate(sources)
+            ),
+            head_RH=head_RH,
+            draft_to_target_R=draft_to_target_R,
+            cos_sin_TP=rope_table(
+                decoder.rope,
+                head_dim=decoder.head_dim,
+                num_positions=num_positions,
+                device=embedding_VH.device,
+            ),
+        )
+
+    @property
+    def kv_specs(self) -> tuple[KVLayerSpec, ...]:
+        """Cache needs, one per layer."""
+        return tuple(part.layer.attention.kv_spec for part in self.layers)
+
+    @property
+    def max_positions(self) -> int:
+        """Context that the layers were made for."""
+        return self.facts.decoder.max_position_embeddings
+
+    def fuse(self, states_NA: torch.Tensor) -> torch.Tensor:
+        """Return the target's final-normed states [N, H] as they are: each layer norms its own."""
+        return states_NA
+
+    def forward(
+        self, batch: PreparedBatch, hidden_NH: torch.Tensor, kv: Sequence[KVLayer]
+    ) -> DraftHidden:
+        """Run the only layer, or the first, on the rows of `batch`; see `forward_layer`."""
+        return self.forward_layer(0, batch, hidden_NH, kv)
+
+    def forward_layer(
+        self, index: int, batch: PreparedBatch, hidden_NH: torch.Tensor, kv: Sequence[KVLayer]
+    ) -> DraftHidden:
+        """Run one layer on the rows of `batch`, writing its keys and values.
+
+        Args:
+            index: of the layer.
+            batch: rows whose ids are target ids: the token after the last that the state has seen.
+            hidden_NH: the target's final-normed states, or `feedback_NH` of the step before.
+            kv: cache layers of all layers.
+        """
+        embedded = embed(batch.ids_target_N, self.embedding_VH)
+        return self.layers[index].forward(embedded, hidden_NH, batch, kv[index], self.cos_sin_TP)
+
+    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits [M, R] over draft ids."""
+        return head_logits(head_input_MH, self.head_RH)
+
+    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped."""
+        ids_draft, _ = head_argmax(head_input_MH, self.head_RH)
+        return self.draft_to_target_R[ids_draft]
