@@ -9,11 +9,11 @@ from docs._table import table
 from specctl.contract.roles import ROLES_BY_ALGORITHM, SHAPE_SYMBOLS, TARGET_ROLES, TensorRole
 from specctl.formats import huggingface
 from specctl.formats.block.roles import BLOCK_SYMBOLS
-from specctl.formats.block.tables import BLOCK_TABLES
+from specctl.formats.block.tables import TABLES as BLOCK_TABLES
 from specctl.formats.eagle.roles import MLA_SYMBOLS
 from specctl.formats.eagle.tables import TABLES as EAGLE_TABLES
-from specctl.formats.heads.tables import EXAMPLES as HEAD_TABLES
 from specctl.formats.heads.tables import SYMBOLS as HEAD_SYMBOLS
+from specctl.formats.heads.tables import TABLES as HEAD_TABLES
 from specctl.formats.mtp import families as mtp_families
 from specctl.formats.mtp import generic
 from specctl.formats.names import NameTable
@@ -31,7 +31,7 @@ def formats_page(notice: str) -> str:
     lines += ["## Other EAGLE drafts", "", "Latent attention has sizes of its own:", ""]
     lines += role_sections(MLA_SYMBOLS, {title: roles for title, _, roles in eagle_tables()})
     lines += ["## Other block drafts", "", "Beside the symbols above:", ""]
-    lines += role_sections(BLOCK_SYMBOLS, {t: roles for t, (_, roles) in BLOCK_TABLES.items()})
+    lines += role_sections(BLOCK_SYMBOLS, {t: e.roles for t, e in BLOCK_TABLES.items()})
     lines += ["## Drafts of numbered heads", "", "Beside the symbols above:", ""]
     lines += role_sections(HEAD_SYMBOLS, {t: e.roles for t, e in HEAD_TABLES.items()})
     lines += ["# Prediction layers in targets", "", *family_table(), ""]
@@ -73,9 +73,9 @@ def dialects() -> dict[str, NameTable]:
 def block_names() -> dict[str, NameTable]:
     """Return the names of the block dialects; formats with equal tables are one entry."""
     titles: dict[str, NameTable] = {}
-    for title, (names, _) in BLOCK_TABLES.items():
-        if names not in titles.values():
-            titles[title] = names
+    for title, entry in BLOCK_TABLES.items():
+        if entry.names not in titles.values():
+            titles[title] = entry.names
     return titles
 
 

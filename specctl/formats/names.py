@@ -168,6 +168,14 @@ class NameTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FileTables:
+    """What the files of a format hold, and under which names."""
+
+    names: NameTable
+    roles: tuple[TensorRole, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Matched:
     """A file's tensors by role, and the keys that have none."""
 

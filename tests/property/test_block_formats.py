@@ -16,7 +16,7 @@ from specctl.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from specctl.draft import DraftCheckpoint
 from specctl.formats.block import FORMATS
 from specctl.formats.block.places import Place, Sections, settle
-from specctl.formats.block.tables import BLOCK_TABLES
+from specctl.formats.block.tables import TABLES
 from specctl.formats.fields import ReaderFindings, root_fields
 from specctl.formats.written import Copy, WriteRequest, Written
 from tests.unit.specctl.formats.edits import BLOCK_FACTS, CHECKPOINTS
@@ -40,9 +40,9 @@ def opened(name: str) -> Checkpoint:
     return open_checkpoint(CHECKPOINTS / name)
 
 
-@pytest.mark.parametrize("table", sorted(BLOCK_TABLES))
+@pytest.mark.parametrize("table", sorted(TABLES))
 def test_every_role_has_a_name_that_reads_back_as_the_role(table: str) -> None:
-    names_, roles_ = BLOCK_TABLES[table]
+    names_, roles_ = TABLES[table].names, TABLES[table].roles
     for entry in roles_:
         for index in range(3):
             role = entry.name.replace("{i}", str(index))
@@ -51,13 +51,13 @@ def test_every_role_has_a_name_that_reads_back_as_the_role(table: str) -> None:
             assert names_.role_of(key) == role
 
 
-@pytest.mark.parametrize("table", sorted(BLOCK_TABLES))
+@pytest.mark.parametrize("table", sorted(TABLES))
 def test_no_spelling_stands_for_two_roles(table: str) -> None:
-    spelled = [key for row in BLOCK_TABLES[table][0].names for key in row.keys]
+    spelled = [key for row in TABLES[table].names.names for key in row.keys]
     assert len(spelled) == len(set(spelled))
-    for row in BLOCK_TABLES[table][0].names:
+    for row in TABLES[table].names.names:
         for key in row.keys:
-            role = BLOCK_TABLES[table][0].role_of(key.replace("{i}", "1"))
+            role = TABLES[table].names.role_of(key.replace("{i}", "1"))
             assert role == row.role.replace("{i}", "1")
 
 

@@ -17,7 +17,7 @@ from specctl.contract.manifest import TensorRef
 from specctl.contract.roles import ALWAYS, TensorRole
 from specctl.formats.assemble import is_whole, main_file
 from specctl.formats.fields import Fields
-from specctl.formats.names import Ignored, Matched, Name, NameTable
+from specctl.formats.names import FileTables, Ignored, Matched, Name, NameTable
 
 MAX_HEADS = 64  # a single name with a huge number must not make a table of that many rows
 
@@ -39,18 +39,10 @@ class Row:
     when: str = ALWAYS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """Names and roles of one file, made from the same rows."""
-
-    names: NameTable
-    roles: tuple[TensorRole, ...]
-
-
-def table(rows: Iterable[Row], ignored: tuple[Ignored, ...] = ()) -> Table:
+def table(rows: Iterable[Row], ignored: tuple[Ignored, ...] = ()) -> FileTables:
     """Return the two tables of the rows."""
     rows = tuple(rows)
-    return Table(
+    return FileTables(
         names=NameTable(
             names=tuple(Name(role=row.role, keys=row.keys) for row in rows), ignored=ignored
         ),
@@ -59,7 +51,7 @@ def table(rows: Iterable[Row], ignored: tuple[Ignored, ...] = ()) -> Table:
 
 
 def match(
-    checkpoint: Checkpoint, tables: Table, root: Fields, *, conditions: frozenset[str]
+    checkpoint: Checkpoint, tables: FileTables, root: Fields, *, conditions: frozenset[str]
 ) -> Matched:
     """Assign the file's tensors, and report what is missing (SD501) when all could be read."""
     matched = tables.names.match(checkpoint.tensors, root.findings)

@@ -20,7 +20,6 @@ from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.heads.indexed import (
     Row,
-    Table,
     count_heads,
     match,
     numbers,
@@ -29,7 +28,7 @@ from specctl.formats.heads.indexed import (
     table,
     with_sizes,
 )
-from specctl.formats.names import Matched
+from specctl.formats.names import FileTables, Matched
 from specctl.formats.vocabulary import VocabularyFacts
 
 ORIGINAL_BLOCK = r"(\d+)\.(\d+)\.linear\.(?:weight|bias)"
@@ -123,7 +122,7 @@ def vllm_rows(heads: int, blocks: int, *, is_shared: bool) -> Iterator[Row]:
     yield Row(role="token_map", keys=("token_map",), shape=("R",), when=OPTIONAL)
 
 
-def _match(checkpoint: Checkpoint, tables: Table, root: Fields) -> Matched:
+def _match(checkpoint: Checkpoint, tables: FileTables, root: Fields) -> Matched:
     has_bias = any(key.endswith(".bias") for key in checkpoint.tensors)
     conditions = frozenset({"block_bias"} if has_bias else ())
     return match(checkpoint, tables, root, conditions=conditions)
@@ -163,7 +162,7 @@ def _assemble(
     root: Fields,
     sizes: Fields,
     matched: Matched,
-    tables: Table,
+    tables: FileTables,
     *,
     vocabulary: VocabularyFacts,
     heads: int,

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from specctl.formats.heads import hydra, medusa, mlp_speculator
-from specctl.formats.heads.indexed import Table, table
+from specctl.formats.heads.indexed import table
+from specctl.formats.names import FileTables
 
 SYMBOLS: Mapping[str, str] = MappingProxyType(
     {
@@ -20,7 +21,7 @@ SYMBOLS: Mapping[str, str] = MappingProxyType(
 )
 """Shape symbols of these formats beside `contract.roles.SHAPE_SYMBOLS`."""
 
-EXAMPLES: Mapping[str, Table] = MappingProxyType(
+TABLES: Mapping[str, FileTables] = MappingProxyType(
     {
         "medusa (one head of one block)": table(medusa.original_rows(1, 1)),
         "vllm-medusa (one head of one block)": table(medusa.vllm_rows(1, 1, is_shared=False)),
