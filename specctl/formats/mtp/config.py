@@ -40,8 +40,10 @@ _KNOWN = (
     "linear_value_head_dim",
     "decoder_sparse_step",
     "mlp_only_layers",
+    "mtp_hybrid_override_pattern",
     "num_experts",
     "num_local_experts",
+    "num_shared_experts",
     "partial_rotary_factor",
     "ple_layer_ids",
     "q_lora_rank",
@@ -52,6 +54,7 @@ _KNOWN = (
     "rope_scaling",
     "router_aux_loss_coef",
     "shared_expert_intermediate_size",
+    "use_bias",
     "use_qk_norm",
     "v_head_dim",
 )

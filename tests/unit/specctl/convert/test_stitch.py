@@ -118,6 +118,21 @@ def test_layers_are_added_to_a_target_that_has_none(tmp_path: Path) -> None:
     assert config_of(tmp_path / "out") == config_of(target(name))
 
 
+def test_a_slice_has_no_unknown_fields_and_can_be_written_again(tmp_path: Path) -> None:
+    """Fields of a family are no news in a slice, whose config is the target's own."""
+    names = sorted(path.name for path in CHECKPOINTS.glob("hf-*-mtp"))
+    assert len(names) > 20
+    for name in names:
+        bundled = load(str(target(name))).bundled
+        if bundled is None or not bundled.format.endswith("-mtp"):
+            continue
+        report = convert(
+            str(target(name)), to=bundled.format, out=str(tmp_path / name), options=QUICK
+        )
+        if report.state == "written":
+            assert load(str(tmp_path / name)).draft.unknown_fields == (), name  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("is_equal", [True, False])
 def test_copies_of_embedding_and_head_are_left_out_only_when_they_are_copies(
     tmp_path: Path, is_equal: bool
