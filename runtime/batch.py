@@ -24,7 +24,9 @@ class PreparedBatch:
         max_length: largest position + 1 that a row sees, over all rows (host value, sizes grids
             only).
         limits_N: int64, last position that a row attends to; None: its own. Rows of a block draft
-            see the whole block, and their windows count from `positions_N`.
+            see the whole block.
+        window_positions_N: int64, position that a sliding window of the row ends at; None: its own.
+            Windows of a block draft end at the anchor for all rows of the block.
 
     Invariants: a row attends to positions 0..its limit; rows of one request are in ascending order;
     all rows of a layer are written to the pool before that layer's attention reads it.
@@ -37,6 +39,7 @@ class PreparedBatch:
     block_tables_BT: torch.Tensor
     max_length: int
     limits_N: torch.Tensor | None = None
+    window_positions_N: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:

@@ -60,8 +60,8 @@ class _RowTile:
 
     Args:
         rows: indices into the batch.
-        positions: absolute position of each row; windows count from it.
-        limits: last position that each row sees.
+        positions: absolute position that each row's window ends at.
+        limits: last position that each row sees; at or after `positions`.
         blocks: the request's block table, int64.
     """
 
@@ -110,8 +110,9 @@ def _row_tiles(batch: PreparedBatch) -> Iterator[_RowTile]:
     by_request: dict[int, list[int]] = {}
     for row, request in enumerate(batch.row_request_N.tolist()):
         by_request.setdefault(request, []).append(row)
-    positions = batch.positions_N.tolist()
-    limits = positions if batch.limits_N is None else batch.limits_N.tolist()
+    own, windows = batch.positions_N, batch.window_positions_N
+    positions = (own if windows is None else windows).tolist()
+    limits = (own if batch.limits_N is None else batch.limits_N).tolist()
     for request, rows in by_request.items():
         blocks = batch.block_tables_BT[request].long()
         for start in range(0, len(rows), ROW_TILE):

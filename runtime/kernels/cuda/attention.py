@@ -200,13 +200,15 @@ def _launch_rows(
     values = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_MHP.device)
     maximum = torch.empty(shape, dtype=torch.float32, device=q_MHP.device)
     total = torch.empty(shape, dtype=torch.float32, device=q_MHP.device)
-    limits = batch.positions_N if batch.limits_N is None else batch.limits_N
+    own, windows = batch.positions_N, batch.window_positions_N
+    positions = own if windows is None else windows
+    limits = own if batch.limits_N is None else batch.limits_N
     window_keys = _NO_WINDOW if window is None else window
     attention_segment_kernel[(num_rows, num_kv_heads, num_segments)](
         q_MHP,
         layer.k,
         layer.v,
-        batch.positions_N,
+        positions,
         limits,
         batch.row_request_N,
         batch.block_tables_BT,
@@ -228,7 +230,7 @@ def _launch_rows(
         values,
         maximum,
         total,
-        batch.positions_N,
+        positions,
         limits,
         out_MHP,
         row_start,
