@@ -29,7 +29,7 @@ from specctl.contract.manifest import (
 )
 from specctl.draft import AuxNumbering, DraftCheckpoint, TargetCheckpoint
 from specctl.ops.given import Given
-from specctl.ops.load import Pair, fit, load, refit
+from specctl.ops.load import Loaded, Pair, fit, load, refit, wrong_role
 from specctl.ops.manifest_sections import (
     NO_DRAFT_GEOMETRY,
     NO_DRAFT_ORIGINS,
@@ -119,7 +119,7 @@ def build_manifest(
     loaded = load(target, access=access)
     if draft is None:
         findings: list[Diagnostic] = [*loaded.diagnostics, *_unused(given)]
-        facts = _need_target(loaded.target, loaded.detection.role, target, findings)
+        facts = _need_target(loaded, findings)
         revision = loaded.checkpoint.revision
         parts = _Parts(target=facts, target_source=target, target_revision=revision)
         return _assemble(parts, directory, findings)
@@ -156,23 +156,10 @@ class _Parts:
     token_map: TokenMap | None = None
 
 
-def _need_target(
-    facts: TargetCheckpoint | None, role: str | None, source: str, findings: list[Diagnostic]
-) -> TargetCheckpoint:
-    if facts is not None:
-        return facts
-    if role == "draft":
-        findings.append(
-            diagnose(
-                "SD201",
-                where=f"{source}/config.json#",
-                message="the first argument is the target and this is a draft",
-                expected="target",
-                found="draft",
-                help=f"`specctl manifest TARGET {source}`",
-            )
-        )
-    raise _refusal(findings)
+def _need_target(loaded: Loaded, findings: list[Diagnostic]) -> TargetCheckpoint:
+    if loaded.target is not None:
+        return loaded.target
+    raise _refusal([*findings, *wrong_role(loaded, "target")])
 
 
 def _refusal(findings: Sequence[Diagnostic]) -> DiagnosticError:
