@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from hypothesis import strategies as st
 
+from specctl.checkpoint import Checkpoint
 from specctl.checkpoint.tensor_entry import DTYPE_BITS
 
 CHECKPOINTS = Path(__file__).parents[1] / "fixtures" / "checkpoints"
@@ -294,3 +297,23 @@ long_files = st.builds(
     piece=st.sampled_from(PIECES),
     separator=st.sampled_from([b",", b",", b",", b", ", b"", b"["]),
 )
+
+
+@st.composite
+def edited_tensors(
+    draw: st.DrawFn, checkpoint: Checkpoint, *, renamed: Callable[[str], str]
+) -> Checkpoint:
+    """Drop, reshape or rename a few entries of a tensor table."""
+    tensors = dict(checkpoint.tensors)
+    for key in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=4, unique=True)):
+        entry = tensors.pop(key)
+        shape = draw(st.lists(st.integers(0, 40), max_size=3))
+        edits = {
+            "drop": None,
+            "shape": msgspec.structs.replace(entry, shape=tuple(shape)),
+            "name": msgspec.structs.replace(entry, key=renamed(key)),
+        }
+        edited = edits[draw(st.sampled_from(sorted(edits)))]
+        if edited is not None:
+            tensors[edited.key] = edited
+    return replace(checkpoint, tensors=tensors)

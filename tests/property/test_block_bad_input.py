@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from specctl import checks, formats
 from specctl.checkpoint import Checkpoint, open_checkpoint
 from specctl.formats.block import FORMATS
 from specctl.formats.written import WriteRequest
+from tests.fuzz_strategies import edited_tensors
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 NAMES = (
@@ -106,17 +106,4 @@ def test_no_config_makes_reading_or_writing_fail(name: str, data: st.DataObject)
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_no_tensor_table_makes_reading_or_writing_fail(name: str, data: st.DataObject) -> None:
-    checkpoint = opened(name)
-    tensors = dict(checkpoint.tensors)
-    for key in data.draw(st.lists(st.sampled_from(sorted(tensors)), max_size=4, unique=True)):
-        entry = tensors.pop(key)
-        shape = data.draw(st.lists(st.integers(0, 40), max_size=3))
-        edits = {
-            "drop": None,
-            "shape": msgspec.structs.replace(entry, shape=tuple(shape)),
-            "layer": msgspec.structs.replace(entry, key=key.replace(".0.", ".7.")),
-        }
-        edited = edits[data.draw(st.sampled_from(sorted(edits)))]
-        if edited is not None:
-            tensors[edited.key] = edited
-    judge(replace(checkpoint, tensors=tensors))
+    judge(data.draw(edited_tensors(opened(name), renamed=lambda key: key.replace(".0.", ".7."))))

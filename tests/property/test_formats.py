@@ -29,6 +29,7 @@ from specctl.formats.mtp import generic
 from specctl.formats.mtp.families import DEEPSEEK, SPECULATORS
 from specctl.formats.mtp.part import find_part
 from specctl.formats.names import NameTable
+from tests.fuzz_strategies import edited_tensors
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 CLEAN = (
@@ -223,20 +224,7 @@ def test_no_config_makes_a_reader_or_check_fail(name: str, data: st.DataObject) 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(FUZZED), st.data())
 def test_no_tensor_table_makes_a_reader_or_check_fail(name: str, data: st.DataObject) -> None:
-    checkpoint = opened(name)
-    tensors = dict(checkpoint.tensors)
-    for key in data.draw(st.lists(st.sampled_from(sorted(tensors)), max_size=4, unique=True)):
-        entry = tensors.pop(key)
-        shape = data.draw(st.lists(st.integers(0, 40), max_size=3))
-        edits = {
-            "drop": None,
-            "shape": msgspec.structs.replace(entry, shape=tuple(shape)),
-            "name": msgspec.structs.replace(entry, key=key + ".extra"),
-        }
-        edited = edits[data.draw(st.sampled_from(sorted(edits)))]
-        if edited is not None:
-            tensors[edited.key] = edited
-    judge(replace(checkpoint, tensors=tensors))
+    judge(data.draw(edited_tensors(opened(name), renamed=lambda key: key + ".extra")))
 
 
 @QUICK
