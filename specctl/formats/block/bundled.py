@@ -16,7 +16,7 @@ from dataclasses import replace
 from specctl.checkpoint import Checkpoint
 from specctl.contract.roles import DSPARK_ROLES, LAYER_ROLES
 from specctl.draft import DraftCheckpoint
-from specctl.formats.assemble import BlockFacts, assemble, is_whole, main_file
+from specctl.formats.assemble import assemble, is_whole, main_file
 from specctl.formats.block import facts
 from specctl.formats.block.flat_aux import read_flat_aux
 from specctl.formats.block.flat_layers import optional_roles
@@ -148,11 +148,8 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
             size_where=place.where,
             tokens_where=place.where,
         ),
-        block=BlockFacts(
+        block=heads.block(
             mask_token_id=facts.read_mask_token(mask, ()),
-            markov=heads.markov,
-            has_confidence_head=heads.has_confidence,
-            is_confidence_with_markov=heads.is_confidence_with_markov,
             sample_from_anchor=anchor,
             draft_block_size=size,
         ),

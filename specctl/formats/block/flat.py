@@ -20,7 +20,7 @@ from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.contract.manifest import Decoder
 from specctl.contract.roles import TensorRole
 from specctl.draft import Algorithm, DraftCheckpoint
-from specctl.formats.assemble import BlockFacts, NormFlags, assemble
+from specctl.formats.assemble import NormFlags, assemble
 from specctl.formats.block import facts
 from specctl.formats.block.flat_aux import read_flat_aux
 from specctl.formats.block.flat_layers import is_latent, layer_object, read_stack
@@ -174,11 +174,8 @@ def read(format: str, checkpoint: Checkpoint) -> DraftCheckpoint:
         conditions=heads.conditions,
     )
     block_place, size = facts.settle_block(sections.places(*BLOCK_PLACES))
-    block = BlockFacts(
+    block = heads.block(
         mask_token_id=facts.read_mask_token(sections.places(*MASK_PLACES), checkpoint.file_names),
-        markov=heads.markov,
-        has_confidence_head=heads.has_confidence,
-        is_confidence_with_markov=heads.is_confidence_with_markov,
         sample_from_anchor=_anchor(sections, dialect),
         draft_block_size=size,
     )

@@ -77,6 +77,23 @@ class HeadFacts:
         block = {} if draft_block_size is None else {"B": draft_block_size}
         return {**self.sizes, **block}
 
+    def block(
+        self,
+        *,
+        mask_token_id: int | None,
+        sample_from_anchor: bool | None,
+        draft_block_size: int | None,
+    ) -> BlockFacts:
+        """Return the facts of the block that these heads belong to."""
+        return BlockFacts(
+            mask_token_id=mask_token_id,
+            markov=self.markov,
+            has_confidence_head=self.has_confidence,
+            is_confidence_with_markov=self.is_confidence_with_markov,
+            sample_from_anchor=sample_from_anchor,
+            draft_block_size=draft_block_size,
+        )
+
     def check(
         self,
         findings: Findings,

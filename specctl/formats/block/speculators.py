@@ -15,7 +15,7 @@ from specctl.checkpoint import Checkpoint
 from specctl.contract.manifest import Decoder
 from specctl.contract.roles import DSPARK_ROLES, TensorRole
 from specctl.draft import Algorithm, DraftCheckpoint
-from specctl.formats.assemble import BlockFacts, assemble, is_whole
+from specctl.formats.assemble import assemble, is_whole
 from specctl.formats.aux_layers import read_boundary_ids
 from specctl.formats.block import facts
 from specctl.formats.block.heads import read_heads
@@ -95,11 +95,8 @@ def read(algorithm: str, checkpoint: Checkpoint) -> DraftCheckpoint:
         head_conditions=heads.conditions,
     )
     mask_places = sections.places("mask_token_id", "dflash_config.mask_token_id")
-    block = BlockFacts(
+    block = heads.block(
         mask_token_id=facts.read_mask_token(mask_places, checkpoint.file_names),
-        markov=heads.markov,
-        has_confidence_head=heads.has_confidence,
-        is_confidence_with_markov=heads.is_confidence_with_markov,
         sample_from_anchor=anchor,
         draft_block_size=size,
     )
