@@ -18,6 +18,7 @@ from typing import Literal, get_args
 
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import (
+    LAST_STATE_DRAFTS,
     BlockDraft,
     Decoder,
     Draft,
@@ -96,6 +97,8 @@ class TargetCheckpoint:
         tensors: canonical role -> tensor; roles are in `contract.roles`.
         unmapped: keys of the files that no role takes, sorted.
         num_layers: counted from tensors, else from the config; kept for other architectures.
+        head_rule: how the head was decided, in words.
+        decoys: copies of the embedding inside layers and draft parts, by key.
     """
 
     root: Path | None
@@ -115,6 +118,8 @@ class TargetCheckpoint:
     embedding: TensorRef | None
     head: TensorRef | None
     is_head_tied: bool | None
+    head_rule: str
+    decoys: tuple[TensorRef, ...]
     tensors: Mapping[str, TensorRef]
     unmapped: tuple[str, ...]
     files: tuple[WeightFile, ...]
@@ -312,7 +317,7 @@ class DraftCheckpoint:
             or self.dtype is None
             or self.decoder is None
             or self.target_hidden_size is None
-            or (self.aux_layer_ids is None and self.algorithm != "mtp")
+            or (self.aux_layer_ids is None and algorithm not in LAST_STATE_DRAFTS)
         ):
             return None
         return Draft(

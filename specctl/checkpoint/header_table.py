@@ -19,12 +19,13 @@ from specctl.checkpoint.tensor_entry import DTYPE_BITS, TensorEntry
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _QUOTES_OF_ENTRY = 10
 """The entry's key, `dtype`, its value, `shape` and `data_offsets`: five strings."""
-_MAX_RANK = 64  # the product of a long list of large numbers grows without end
+# The product of a long list of large numbers grows without end.
+_Shape = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     dtype: str
-    shape: tuple[_Size, ...]
+    shape: _Shape
     data_offsets: tuple[_Size, _Size]
 
 
@@ -57,7 +58,7 @@ def read_table(raw: bytes, *, file: str, base: int) -> list[TensorEntry] | None:
         known = _DTYPES.get(stored.dtype)
         shape = stored.shape
         begin, end = stored.data_offsets
-        if known is None or len(shape) > _MAX_RANK or prod(shape) * known[1] != (end - begin) * 8:
+        if known is None or prod(shape) * known[1] != (end - begin) * 8:
             return None
         entries.append(
             TensorEntry(

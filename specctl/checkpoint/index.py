@@ -200,18 +200,22 @@ def reconcile(
     """
     tensors: dict[str, TensorEntry] = {}
     total = 0
+    num_right = 0
     read_files: set[str] = set()
     for entries in stored:
         if not entries:
             continue
-        read_files.add(entries[0].file)
+        file = entries[0].file
+        read_files.add(file)
         total += sum([entry.end - entry.begin for entry in entries])
         table = {entry.key: entry for entry in entries}
+        num_right += list(map(index.weight_map.get, table)).count(file)
         if not tensors.keys().isdisjoint(table):
             _settle_doubles(table, tensors, index.weight_map, findings)
         tensors.update(table)
     if is_listed:
-        _check_listing(index, tensors, read_files, findings)
+        if not len(tensors) == len(index.weight_map) == num_right:
+            _check_listing(index, tensors, read_files, findings)
         _check_total(index, total, findings)
     return tensors
 
@@ -241,8 +245,6 @@ def _check_listing(
 ) -> None:
     """Report tensors the index forgets (SD126) and places it gets wrong (SD125)."""
     weight_map = index.weight_map
-    if {key: entry.file for key, entry in tensors.items()} == weight_map:
-        return
     for key, entry in tensors.items():
         if key not in weight_map:
             findings.add(

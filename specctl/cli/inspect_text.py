@@ -39,7 +39,7 @@ def inspect_text(report: InspectReport, *, color: bool = False, width: int | Non
     findings = [
         render.human(diagnostic_of(d), color=color, width=width) for d in report.diagnostics
     ]
-    if report.format is None and not report.tensors.list:
+    if report.format is None and not report.tensors.num_tensors:
         return "\n".join(findings)
     page = _Page(width)
     page.source("source", report.roles.source)

@@ -137,6 +137,8 @@ def _whole(
         embedding=embedding,
         head=embedding if is_tied else located.stored_head,
         is_head_tied=is_tied,
+        head_rule=located.rule,
+        decoys=located.decoys,
         tensors=MappingProxyType(dict(stack.tensors)),
         unmapped=stack.unmapped,
         files=checkpoint.files,
@@ -159,7 +161,9 @@ def _dense_stack(
     is_tied: bool,
 ) -> _Stack:
     findings = root.findings
-    tensors = _without_other_parts(checkpoint.tensors, located, bundled, findings)
+    _report_other_parts(checkpoint.tensors, located, bundled, findings)
+    gone = {ref.key for ref in located.decoys}.union(bundled)
+    tensors = {key: entry for key, entry in checkpoint.tensors.items() if key not in gone}
     matched = _without_tied_copy(NAMES.match(tensors, findings), findings, is_tied=is_tied)
     stored = count_layers(matched.tensors)
     stated = root.integer("num_hidden_layers", maximum=MAX_LAYERS, is_required=True)
@@ -217,7 +221,7 @@ def _other_stack(
         tensors["embedding"] = located.embedding
     if located.stored_head is not None:
         tensors["head"] = located.stored_head
-    _without_other_parts(checkpoint.tensors, located, bundled, findings)
+    _report_other_parts(checkpoint.tensors, located, bundled, findings)
     if located.is_tied is False and located.stored_head is None and is_whole(checkpoint):
         _report_no_head(checkpoint, located, findings)
     stated = text.integer("num_hidden_layers")
@@ -249,12 +253,12 @@ def _counted_layers(keys: Iterable[str], bundled: Collection[str]) -> int | None
     return max(indexes, default=-1) + 1 or None
 
 
-def _without_other_parts(
+def _report_other_parts(
     tensors: Mapping[str, TensorEntry],
     located: Located,
     bundled: Collection[str],
     findings: Findings,
-) -> Mapping[str, TensorEntry]:
+) -> None:
     decoys = {ref.key for ref in located.decoys}
     for key in sorted(decoys):
         _report_decoy(tensors[key], findings)
@@ -265,8 +269,6 @@ def _without_other_parts(
             where=tensors[own[0]].describe(),
             message=f"{len(own)} tensors are bundled prediction layers, not the target's",
         )
-    gone = decoys.union(bundled)
-    return {key: entry for key, entry in tensors.items() if key not in gone}
 
 
 def _without_tied_copy(matched: Matched, findings: Findings, *, is_tied: bool) -> Matched:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from specctl.checkpoint import DEFAULT_ACCESS, Access
+from specctl.checkpoint import DEFAULT_ACCESS, Access, TensorEntry
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Origin, TensorRef, find_origin
 from specctl.contract.text import printable
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
-from specctl.formats.embedding import locate
 from specctl.ops.load import Loaded, fit, load
 from specctl.ops.report import (
     AuxHidden,
@@ -92,8 +91,18 @@ def inspect_with_map(
     rules: SeverityRules = USUAL,
     access: Access = DEFAULT_ACCESS,
     deep: WeightStep | None = None,
+    is_listed: bool = True,
 ) -> Inspected:
-    """Return what `inspect` does and the vocabulary map itself, for a picture of it."""
+    """Return what `inspect` does and the vocabulary map itself, for a picture of it.
+
+    Args:
+        source: this and the next four as for `inspect`.
+        target: the same.
+        rules: the same.
+        access: the same.
+        deep: the same.
+        is_listed: false leaves the list of all tensors empty, for a text that only counts them.
+    """
     try:
         loaded = load(source, access=access)
         other = None if target is None else load(target, access=access)
@@ -101,11 +110,17 @@ def inspect_with_map(
         found = rules.apply(error.diagnostics)
         return Inspected(report=_without_facts(source, found), draft_to_target=None)
     ids = None if loaded.draft is None else loaded.draft.draft_to_target
-    return Inspected(report=_report(loaded, other, rules, deep), draft_to_target=ids)
+    report = _report(loaded, other, rules, deep, is_listed=is_listed)
+    return Inspected(report=report, draft_to_target=ids)
 
 
 def _report(
-    loaded: Loaded, other: Loaded | None, rules: SeverityRules, deep: WeightStep | None
+    loaded: Loaded,
+    other: Loaded | None,
+    rules: SeverityRules,
+    deep: WeightStep | None,
+    *,
+    is_listed: bool,
 ) -> InspectReport:
     diagnostics = loaded.diagnostics
     if other is not None:
@@ -126,7 +141,7 @@ def _report(
         details={} if loaded.draft is None else dict(loaded.draft.details),
         bundled=_bundled(loaded),
         engines=_engines(loaded, facts),
-        tensors=_tensors(loaded),
+        tensors=_tensors(loaded, is_listed=is_listed),
         diagnostics=tuple(
             finding(d, format=loaded.detection.format) for d in rules.apply(diagnostics)
         ),
@@ -257,12 +272,11 @@ def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
             if own.head is None
             else SharedTensor(origin="tied" if own.is_head_tied else "own", tensor=own.head)
         )
-        located = locate(loaded.checkpoint)
         return SharingFacts(
             embedding=embedding,
             head=head,
-            head_decided_by=located.rule,
-            decoys=located.decoys,
+            head_decided_by=own.head_rule,
+            decoys=own.decoys,
         )
     if loaded.draft is None:
         return NO_SHARING
@@ -279,7 +293,8 @@ def _sharing(loaded: Loaded, target: TargetCheckpoint | None) -> SharingFacts:
     )
 
 
-def _tensors(loaded: Loaded) -> Tensors:
+def _tensors(loaded: Loaded, *, is_listed: bool) -> Tensors:
+    stored = loaded.checkpoint.tensors
     facts = loaded.draft or loaded.target
     roles = {} if facts is None else {ref.key: role for role, ref in facts.tensors.items()}
     if loaded.bundled is not None:
@@ -287,39 +302,56 @@ def _tensors(loaded: Loaded) -> Tensors:
     # Of a target that the runtime does not run, the layers are counted and not described.
     is_outline = loaded.target is not None and loaded.target.decoder is None
     other = _TRUNK if is_outline else None
-    entries = sorted(loaded.checkpoint.tensors.values(), key=attrgetter("file", "begin", "key"))
-    listed = tuple(
-        [
-            Tensor(
-                key=entry.key,
-                role=roles.get(entry.key, other),
-                file=entry.file,
-                shape=entry.shape,
-                dtype=entry.dtype,
-                begin=entry.begin,
-                end=entry.end,
-            )
-            for entry in entries
-        ]
-    )
-    sizes: dict[str | None, list[int]] = {}
-    for tensor in listed:
-        sizes.setdefault(tensor.role, []).append(tensor.end - tensor.begin)
-    parts: dict[str, tuple[int, int]] = {}
-    for role, found in sizes.items():
-        count, total = parts.get(part_of(role), (0, 0))
-        parts[part_of(role)] = count + len(found), total + sum(found)
+    parts = _parts(stored, roles, other)
     return Tensors(
-        num_tensors=len(listed),
-        num_bytes=sum(total for _, total in parts.values()),
+        num_tensors=len(stored),
+        num_bytes=sum(part.num_bytes for part in parts),
         num_files=len(loaded.checkpoint.files),
-        parts=tuple(
-            Part(name=name, num_tensors=count, num_bytes=total)
-            for name, (count, total) in sorted(
-                parts.items(), key=lambda item: (-item[1][1], item[0])
-            )
-        ),
-        list=listed,
+        parts=parts,
+        list=_listed(stored, roles, other) if is_listed else (),
+    )
+
+
+def _listed(
+    stored: Mapping[str, TensorEntry], roles: Mapping[str, str], other: str | None
+) -> tuple[Tensor, ...]:
+    """Return all tensors in the order of files and places; `other` is the role of the rest."""
+    entries = sorted(stored.values(), key=attrgetter("file", "begin", "key"))
+    listed = [
+        Tensor(
+            key=entry.key,
+            role=roles.get(entry.key, other),
+            file=entry.file,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            begin=entry.begin,
+            end=entry.end,
+        )
+        for entry in entries
+    ]
+    return tuple(listed)
+
+
+def _parts(
+    stored: Mapping[str, TensorEntry], roles: Mapping[str, str], other: str | None
+) -> tuple[Part, ...]:
+    """Return counts and bytes of each part, the largest first."""
+    counts: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    rest = sum([entry.end - entry.begin for entry in stored.values()])
+    named = [(part_of(role), stored[key]) for key, role in roles.items() if key in stored]
+    for name, entry in named:
+        counts[name] = counts.get(name, 0) + 1
+        sizes[name] = sizes.get(name, 0) + entry.nbytes
+        rest -= entry.nbytes
+    num_others = len(stored) - len(named)
+    if num_others:
+        name = part_of(other)
+        counts[name] = counts.get(name, 0) + num_others
+        sizes[name] = sizes.get(name, 0) + rest
+    return tuple(
+        Part(name=name, num_tensors=counts[name], num_bytes=sizes[name])
+        for name in sorted(counts, key=lambda name: (-sizes[name], name))
     )
 
 

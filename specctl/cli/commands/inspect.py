@@ -50,7 +50,14 @@ def inspect(
     access = Access(offline=offline, allow_pickle=allow_pickle)
     rules = severity_rules(is_strict=strict)
     with output.bar("reading weights") if deep else nullcontext() as step:
-        found = inspect_with_map(source, target, rules=rules, access=access, deep=step)
+        found = inspect_with_map(
+            source,
+            target,
+            rules=rules,
+            access=access,
+            deep=step,
+            is_listed=json or html is not None,
+        )
     report = found.report
     if html is not None:
         _write_page(html, found)

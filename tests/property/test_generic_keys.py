@@ -1,0 +1,23 @@
+"""Forms of many keys at once are those of each key, whatever the keys are."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specctl.formats.generic_keys import generic_forms, generic_key
+
+KEYS = st.text(alphabet="0019a.\n{i}\u0663", max_size=9)
+
+
+@given(st.lists(KEYS, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_forms_of_a_list(keys: list[str]) -> None:
+    assert generic_forms(keys) == [generic_key(key) for key in keys]
+
+
+def test_forms_of_keys_of_many_masks() -> None:
+    letters = "abcdefghijklmnopqrstuvwx"
+    keys = [f"{a}{b}{c}.7.w{a}" for a in letters for b in letters for c in letters]
+    assert len(keys) > 10_000
+    assert generic_forms(keys) == [generic_key(key) for key in keys]
