@@ -1,12 +1,14 @@
 """Frozen inputs of a forward pass, shared by models, proposers and the engine.
 
-Legend: N packed rows, B requests, T blocks in the longest block table. A row is one token of one
-request at one absolute position; prefill, decode and verify rows may share a batch.
+Legend: N packed rows, B requests, T blocks in the longest block table, W rows of each request in a
+round. A row is one token of one request at one absolute position; prefill, decode and verify rows
+may share a batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -45,3 +47,98 @@ class PreparedBatch:
     def num_rows(self) -> int:
         """Rows in the batch."""
         return self.ids_target_N.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRequests:
+    """The requests of a round whose numbers the host does not know: it runs behind the device.
+
+    Args:
+        slots_B: int64, row of per-slot state; padding requests share the last slot.
+        lengths_B: int64, positions whose KV is final, so the position of the newest token; 0 for
+            padding.
+        newest_ids_target_B: int64.
+        block_tables_BT: int32, enough for every position below `max_length`; entries that a request
+            does not hold are 0, and so are all of padding.
+        kv_block_size: tokens of a KV block.
+        max_length: bound of every position + 1 in this round (host value).
+    """
+
+    slots_B: torch.Tensor
+    lengths_B: torch.Tensor
+    newest_ids_target_B: torch.Tensor
+    block_tables_BT: torch.Tensor
+    kv_block_size: int
+    max_length: int
+
+    def batch(self, ids_target_BW: torch.Tensor, first_positions_B: torch.Tensor) -> PreparedBatch:
+        """Return W rows of each request at consecutive positions, request by request.
+
+        Args:
+            ids_target_BW: int64.
+            first_positions_B: int64, position of each request's first row.
+
+        Sync: none; the rows of a padding request write to block 0.
+        """
+        num_requests, width = ids_target_BW.shape
+        device = ids_target_BW.device
+        positions_BW = first_positions_B[:, None] + torch.arange(width, device=device)
+        blocks_BW = self.block_tables_BT.gather(1, positions_BW // self.kv_block_size)
+        slots_BW = blocks_BW * self.kv_block_size + positions_BW % self.kv_block_size
+        requests_B = torch.arange(num_requests, dtype=torch.int32, device=device)
+        return PreparedBatch(
+            ids_target_N=ids_target_BW.flatten(),
+            positions_N=positions_BW.flatten(),
+            slots_N=slots_BW.flatten(),
+            row_request_N=requests_B[:, None].expand(num_requests, width).flatten(),
+            block_tables_BT=self.block_tables_BT,
+            max_length=self.max_length,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundStates:
+    """What a verify forward yielded, before the host knows how many rows were accepted.
+
+    Args:
+        batch: W rows of each request; the first `accepted + 1` of each are final.
+        next_ids_target_N: int64, the target's choice at each row: the token at the next position
+            where the row is final.
+        aux_hidden_NA: captured target states, None when none were asked for.
+        final_hidden_ND: final-normed target states.
+        last_rows_B: int64, row of each request's newest final position.
+    """
+
+    batch: PreparedBatch
+    next_ids_target_N: torch.Tensor
+    aux_hidden_NA: torch.Tensor | None
+    final_hidden_ND: torch.Tensor
+    last_rows_B: torch.Tensor
+
+
+class RoundDraft(Protocol):
+    """The part of a proposer that runs inside a round without host reads (eager or captured).
+
+    Greedy only. The rows of a request never depend on those of another; per-slot state has one row
+    more than requests, for padding. Shapes follow from the arguments' shapes alone.
+    """
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose output `observe_round` needs."""
+
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return int64 target ids [B, num_drafts]: the drafts that `propose` would make.
+
+        Sync: none.
+        """
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Take the rows in as `observe` would; what rows beyond the final ones do is overwritten.
+
+        Args:
+            requests: as they stood before the round.
+            states: of all rows.
+
+        Sync: none.
+        """

@@ -57,6 +57,7 @@ class EngineOptions:
     num_kv_blocks: int | None = None
     kv_memory_fraction: float | None = None
     enable_prefix_cache: bool | None = None
+    graphs: str | None = None
 
     def to_overrides(self) -> Overrides:
         """Return them as the runtime takes them."""
@@ -74,6 +75,7 @@ class EngineOptions:
             num_kv_blocks=self.num_kv_blocks,
             kv_memory_fraction=self.kv_memory_fraction,
             enable_prefix_cache=self.enable_prefix_cache,
+            graphs=self.graphs,
         )
 
 

@@ -6,6 +6,8 @@ Nothing is clamped: a value outside its range is SD832, one without effect SD805
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 
 from runtime.config.devices import settle_device, settle_dtype
@@ -19,6 +21,7 @@ from runtime.config.values import (
     DEFAULT_MAX_NUM_REQUESTS,
     DEFAULT_MAX_NUM_WAITING,
     DRAFT_PROPOSERS,
+    GraphsMode,
     Overrides,
     RuntimeConfig,
 )
@@ -61,6 +64,7 @@ def resolve_config(
         max_num_requests=max_num_requests,
         num_affordable_blocks=num_affordable_blocks,
     )
+    graphs = _settle_graphs(ledger)
     ledger.raise_errors()
     check_draft_context(ledger, manifest, proposer, max_model_len)
     target, buckets = manifest.target, manifest.graphs.batch_buckets
@@ -80,11 +84,24 @@ def resolve_config(
         max_ngram=ledger.pick("max_ngram", DEFAULT_MAX_NGRAM),
         batch_buckets=ledger.pick("batch_buckets", buckets, origin="manifest"),
         enable_prefix_cache=ledger.pick("enable_prefix_cache", True),
+        graphs=graphs,
         target_vocab_size=ledger.note("target_vocab_size", target.vocab_size, "manifest"),
         eos_ids_target=ledger.note("eos_ids_target", target.eos_token_ids, "manifest"),
         origins=ledger.origins,
         diagnostics=tuple(ledger.found),
     )
+
+
+def _settle_graphs(ledger: Ledger) -> GraphsMode:
+    """Return whether rounds are captured where that is possible."""
+    given = ledger.pick("graphs", "auto")
+    modes: tuple[GraphsMode, ...] = get_args(GraphsMode)
+    mode = next((item for item in modes if item == given), None)
+    if mode is None:
+        expected = " or ".join(modes)
+        ledger.refuse("SD832", "graphs", f"`graphs` is {given}", expected=expected, found=given)
+        return "off"
+    return mode
 
 
 def _settle_rows(ledger: Ledger, device: torch.device, max_num_requests: int, gamma: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from specctl.contract.diagnostics import Diagnostic
 
 ProposerName = Literal["none", "eagle3", "mtp", "ngram", "oracle"]
+GraphsMode = Literal["auto", "off"]
 ConfigOrigin = Literal["given", "manifest", "default", "derived"]
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -60,6 +61,7 @@ class Overrides:
     max_ngram: int | None = None
     batch_buckets: tuple[int, ...] | None = None
     enable_prefix_cache: bool | None = None
+    graphs: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +84,8 @@ class RuntimeConfig:
         max_ngram: longest suffix that the ngram proposer looks up.
         batch_buckets: batch sizes that have their own round shape.
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
+        graphs: `auto` captures whole greedy rounds as CUDA graphs where device and proposer allow
+            it, `off` runs every round kernel by kernel; the tokens are the same.
         target_vocab_size: rows of the target's embedding.
         eos_ids_target: target ids that end a request.
         origins: field -> where its value comes from.
@@ -103,6 +107,7 @@ class RuntimeConfig:
     max_ngram: int
     batch_buckets: tuple[int, ...]
     enable_prefix_cache: bool
+    graphs: GraphsMode
     target_vocab_size: int
     eos_ids_target: tuple[int, ...]
     origins: Mapping[str, ConfigOrigin]

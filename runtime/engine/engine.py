@@ -16,12 +16,14 @@ from tokenizers import Tokenizer
 from runtime.config import RuntimeConfig
 from runtime.engine.admission import admit
 from runtime.engine.block_manager import BlockManager
-from runtime.engine.commit import keep_tokens, take_text
-from runtime.engine.prepare import PackedRound, observation_of
+from runtime.engine.commit import Kept, keep_tokens, take_text
+from runtime.engine.pipeline import DeviceRounds, LaneResult, Pipeline
+from runtime.engine.prepare import observation_of
 from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
 from runtime.engine.round import Round, run_round
 from runtime.engine.scheduler import Plan, Scheduler
 from runtime.engine.stats import EngineStats, Tally
+from runtime.graphs.capture import GraphReport
 from runtime.graphs.key import round_key
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
@@ -40,6 +42,7 @@ class Engine:
         proposer: Proposer,
         config: RuntimeConfig,
         tokenizer: Tokenizer | None = None,
+        rounds: DeviceRounds | None = None,
     ) -> None:
         """Start without requests.
 
@@ -49,6 +52,7 @@ class Engine:
             proposer: who drafts; it holds its own layers of the pool.
             config: settings.
             tokenizer: for texts and stop strings; None serves ids only.
+            rounds: runs plain greedy rounds without host reads; None runs every round eagerly.
         """
         self.config = config
         self._target = target
@@ -64,6 +68,17 @@ class Engine:
         self._scheduler = Scheduler(config, self._blocks, proposer)
         self._requests: dict[str, Request] = {}
         self._tally = Tally(config.num_speculative_tokens)
+        self._graph_report = GraphReport() if rounds is None else rounds.report
+        self._pipeline = None
+        if rounds is not None:
+            self._pipeline = Pipeline(
+                rounds, scheduler=self._scheduler, blocks=self._blocks, config=config
+            )
+
+    @property
+    def graph_report(self) -> GraphReport:
+        """What captured graphs cost; all zero without any."""
+        return self._graph_report
 
     @property
     def has_work(self) -> bool:
@@ -114,6 +129,10 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> tuple[RequestDelta, ...]:
         """Run one round and return what it added to each request."""
+        if self._pipeline is not None:
+            results = self._pipeline.next_results()
+            if results is not None:
+                return tuple(self._commit_results(results))
         plan = self._scheduler.schedule()
         assert plan.requests or not self._requests, "no request in flight can be scheduled"
         round_, failed = self._run(plan)
@@ -181,9 +200,34 @@ class Engine:
             for request, committed in zip(packed.yielding, done.result.committed, strict=True)
         ]
         self._proposer.observe(observation_of(packed, done.aux_hidden_NA, done.final_hidden_ND))
-        self._settle_blocks(packed)
+        for span in packed.spans:
+            self._settle_blocks(span.request, span.start + span.num_final_rows)
+        return self._deliver(packed.yielding, kept)
+
+    def _commit_results(self, results: Sequence[LaneResult]) -> list[RequestDelta]:
+        """Take in what a round on the device yielded; the draft has observed it already."""
+        requests = [result.request for result in results]
+        result = RoundResult(
+            committed=tuple(tuple(lane.committed) for lane in results),
+            num_drafts=tuple(lane.num_drafts for lane in results),
+            num_accepted_drafts=tuple(len(lane.committed) - 1 for lane in results),
+        )
+        self._tally.count_step(
+            num_rows=sum(result.num_drafts) + len(results), num_prompt_tokens=0, num_cached_tokens=0
+        )
+        self._count_rounds(requests, result)
+        kept = [
+            keep_tokens(request, committed)
+            for request, committed in zip(requests, result.committed, strict=True)
+        ]
+        for request in requests:
+            self._settle_blocks(request, len(request.ids_target) - 1)
+        return self._deliver(requests, kept)
+
+    def _deliver(self, requests: Sequence[Request], kept: Sequence[Kept]) -> list[RequestDelta]:
+        """Return what was kept, ending the requests that are done."""
         deltas = []
-        for request, tokens in zip(packed.yielding, kept, strict=True):
+        for request, tokens in zip(requests, kept, strict=True):
             self._tally.num_output_tokens += len(tokens.ids_target)
             is_finished = tokens.finish_reason is not None
             deltas.append(
@@ -206,28 +250,27 @@ class Engine:
             num_prompt_tokens=sum(request.num_prompt_tokens for request in plan.admitted),
             num_cached_tokens=sum(request.num_cached_tokens or 0 for request in plan.admitted),
         )
-        result = done.result
-        num_rounds = len(done.packed.decoding)
-        if not num_rounds:
-            return
+        if done.packed.decoding:
+            self._count_rounds(done.packed.decoding, done.result)
+
+    def _count_rounds(self, decoding: Sequence[Request], result: RoundResult) -> None:
+        """Count rounds of requests that lead the result's."""
+        num_rounds = len(decoding)
         key = round_key(
             result.num_drafts[:num_rounds],
             draft_width=self.config.draft_width,
             batch_buckets=self.config.batch_buckets,
         )
         self._tally.count_rounds(result, key, num_rounds=num_rounds)
-        _count_per_request(done.packed.decoding, result)
+        _count_per_request(decoding, result)
 
-    def _settle_blocks(self, packed: PackedRound) -> None:
-        """Advance every request over its final rows and make its full blocks findable."""
-        for span in packed.spans:
-            placed = span.request.placed
-            placed.num_computed_tokens = span.start + span.num_final_rows
-            self._blocks.commit(
-                placed.table,
-                span.request.ids_target,
-                num_computed_tokens=placed.num_computed_tokens,
-            )
+    def _settle_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Advance a request over its final rows and make its full blocks findable."""
+        placed = request.placed
+        placed.num_computed_tokens = num_computed_tokens
+        self._blocks.commit(
+            placed.table, request.ids_target, num_computed_tokens=num_computed_tokens
+        )
 
     def _fail(self, request: Request, problem: Diagnostic) -> RequestDelta:
         self._drop(request, "error")

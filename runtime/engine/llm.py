@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, ProposerName, RuntimeConfig, resolve_config
+from runtime.engine.device_rounds import MakeRunner, make_device_rounds
 from runtime.engine.engine import Engine
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
@@ -56,6 +57,7 @@ def build_engine(
     *,
     tokenizer: Tokenizer | None = None,
     script: OracleScript | None = None,
+    make_runner: MakeRunner | None = None,
 ) -> Engine:
     """Allocate the KV pool, make the proposer and join them to an engine.
 
@@ -64,6 +66,7 @@ def build_engine(
         config: settings for these models.
         tokenizer: for texts and stop strings.
         script: what the `oracle` proposer replays.
+        make_runner: what runs rounds on the device, in place of captured graphs.
 
     Raises:
         DiagnosticError: SD807, the proposer lacks its parts.
@@ -83,20 +86,25 @@ def build_engine(
             model=draft,
             kv=pool.layers[len(target_specs) :],
             kv_block_size=config.kv_block_size,
-            num_slots=config.max_num_requests,
+            num_slots=config.max_num_requests + 1,  # the last one for padding
         )
+    target_kv = pool.layers[: len(target_specs)]
+    proposer = make_proposer(
+        config.proposer,
+        device=config.device,
+        draft=parts,
+        script=script,
+        max_ngram=config.max_ngram,
+    )
     return Engine(
         target=models.target,
-        target_kv=pool.layers[: len(target_specs)],
-        proposer=make_proposer(
-            config.proposer,
-            device=config.device,
-            draft=parts,
-            script=script,
-            max_ngram=config.max_ngram,
-        ),
+        target_kv=target_kv,
+        proposer=proposer,
         config=config,
         tokenizer=tokenizer,
+        rounds=make_device_rounds(
+            models.target, target_kv, proposer, config, make_runner=make_runner
+        ),
     )
 
 

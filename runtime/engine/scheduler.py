@@ -80,7 +80,9 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # oldest admission first
         self._free_slots = list(range(config.max_num_requests))
+        self._refused: tuple[Request, int] | None = None  # by lack of blocks; how many were free
         self.num_preemptions = 0
+        self.version = 0  # changes whenever the running requests do
 
     @property
     def num_waiting(self) -> int:
@@ -97,6 +99,18 @@ class Scheduler:
         """Requests with a slot, oldest admission first."""
         return tuple(self._running)
 
+    @property
+    def may_admit(self) -> bool:
+        """Whether `schedule` might start a waiting request.
+
+        One that was refused for lack of blocks is tried again when more blocks are free.
+        """
+        if not self._waiting or not self._free_slots:
+            return False
+        if self._refused is None or self._refused[0] is not self._waiting[0]:
+            return True
+        return self._blocks.num_free_blocks > self._refused[1]
+
     def __iter__(self) -> Iterator[Request]:
         """Iterate over every request in flight."""
         return iter((*self._running, *self._waiting))
@@ -110,8 +124,7 @@ class Scheduler:
         if request.placement is None:
             self._waiting.remove(request)
         else:
-            self._running.remove(request)
-            self._unplace(request)
+            self._leave(request)
 
     def schedule(self) -> Plan:
         """Choose the work of the next step; admits and preempts."""
@@ -137,14 +150,14 @@ class Scheduler:
             if request.placement is None:  # preempted for an older one
                 continue
             rows_for_later = len(pending) - index - 1
-            num_drafts = min(self._wanted_drafts(request), budget - rows_for_later - 1)
+            num_drafts = min(self.wanted_drafts(request), budget - rows_for_later - 1)
             granted = self._grow(request, num_drafts)
             if granted is not None:
                 decodes.append(DecodeWork(request=request, num_drafts=granted))
                 budget -= granted + 1
         return decodes, budget
 
-    def _wanted_drafts(self, request: Request) -> int:
+    def wanted_drafts(self, request: Request) -> int:
         """Return how many drafts a round should have.
 
         Not limited by `max_tokens`: accept length counts drafts before any length cut.
@@ -172,13 +185,14 @@ class Scheduler:
                 return None
 
     def _preempt(self, request: Request) -> None:
-        self._running.remove(request)
-        self._unplace(request)
+        self._leave(request)
         self._waiting.appendleft(request)
         self.num_preemptions += 1
 
-    def _unplace(self, request: Request) -> None:
+    def _leave(self, request: Request) -> None:
         placed = request.placed
+        self._running.remove(request)
+        self.version += 1
         self._proposer.release(placed.slot)
         self._blocks.free(placed.table)
         self._free_slots.append(placed.slot)
@@ -196,7 +210,9 @@ class Scheduler:
             request.ids_target, num_slots=min(num_slots, self._config.max_model_len)
         )
         if table is None:
+            self._refused = (request, self._blocks.num_free_blocks)
             return None
+        self._refused = None
         self._waiting.popleft()
         request.placement = Placement(
             slot=self._free_slots.pop(),
@@ -205,6 +221,7 @@ class Scheduler:
             num_prefill_tokens=num_tokens,
         )
         self._running.append(request)
+        self.version += 1
         return request
 
     def _chunk(self, request: Request, budget: int) -> PrefillWork:

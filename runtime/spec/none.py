@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from runtime.batch import RoundRequests, RoundStates
 from runtime.spec.host import pad_proposal
 from runtime.spec.types import Observation, Proposal, RequestView
 
@@ -35,3 +36,15 @@ class NoProposer:
 
     def release(self, slot: int) -> None:
         """Nothing to forget."""
+
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return no drafts."""
+        assert num_drafts == 0, "a round without a draft has no drafts"
+        return requests.slots_B.new_zeros((requests.slots_B.shape[0], 0))
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Nothing to learn."""
+
+    def last_length(self, num_drafts: int) -> int | None:
+        """Return None: there is no draft to limit."""
+        return None

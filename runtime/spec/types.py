@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from runtime.batch import PreparedBatch
+from runtime.batch import PreparedBatch, RoundDraft
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,3 +164,18 @@ class Proposer(Protocol):
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`."""
+
+
+@runtime_checkable
+class DeviceProposer(Proposer, RoundDraft, Protocol):
+    """A proposer that has, besides its eager form, one for rounds without host reads.
+
+    Both forms share the per-slot state and give the same drafts, so the engine may switch between
+    them from round to round. Per-slot state has a row for padding after those of the requests.
+    """
+
+    def last_length(self, num_drafts: int) -> int | None:
+        """Return the most known tokens with which `max_drafts` still grants that many drafts.
+
+        None: the draft sets no limit.
+        """

@@ -49,6 +49,7 @@ def _scheduler(**changes: int) -> tuple[Scheduler, BlockManager, _Eager]:
         max_ngram=4,
         batch_buckets=(1,),
         enable_prefix_cache=False,
+        graphs="off",
         target_vocab_size=100,
         eos_ids_target=(),
         origins={},

@@ -1,0 +1,63 @@
+"""Makes what an engine runs rounds on the device with, where proposer and device allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from runtime.config import RuntimeConfig
+from runtime.engine.pipeline import DeviceRounds
+from runtime.graphs.capture import GraphReport, GraphSet
+from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_buckets
+from runtime.graphs.state import RoundState
+from runtime.kv import KVLayer
+from runtime.models import TargetModel
+from runtime.spec.types import DeviceProposer, Proposer
+
+MakeRunner = Callable[[DeviceRound, RuntimeConfig], RoundRunner]
+"""Makes the runner of a round; tests put one that runs it eagerly."""
+
+
+def make_device_rounds(
+    target: TargetModel,
+    target_kv: Sequence[KVLayer],
+    proposer: Proposer,
+    config: RuntimeConfig,
+    *,
+    make_runner: MakeRunner | None = None,
+) -> DeviceRounds | None:
+    """Return the rounds, captured on CUDA; None where rounds run eagerly.
+
+    Args:
+        target: the model that verifies.
+        target_kv: its layers of the pool.
+        proposer: with a row of per-slot state for padding, if it is a `DeviceProposer`.
+        config: settings.
+        make_runner: replaces capture.
+    """
+    if config.graphs == "off" or not isinstance(proposer, DeviceProposer):
+        return None
+    if make_runner is None and config.device.type != "cuda":
+        return None
+    state = RoundState(
+        num_slots=config.max_num_requests,
+        max_batch=config.max_num_requests,
+        max_drafts=config.num_speculative_tokens,
+        max_length=config.max_model_len,
+        kv_block_size=config.kv_block_size,
+        device=config.device,
+    )
+    round_ = DeviceRound(target=target, target_kv=target_kv, draft=proposer, state=state)
+    if make_runner is not None:
+        return DeviceRounds(
+            runner=make_runner(round_, config),
+            state=state,
+            proposer=proposer,
+            report=GraphReport(),
+        )
+    graphs = GraphSet(
+        round_,
+        batches=batch_sizes(config.batch_buckets, config.max_num_requests),
+        draft_counts=(config.num_speculative_tokens,),
+        contexts=context_buckets(config.max_model_len),
+    )
+    return DeviceRounds(runner=graphs, state=state, proposer=proposer, report=graphs.report)

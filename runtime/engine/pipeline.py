@@ -1,0 +1,251 @@
+"""Rounds that run on the device one ahead of what the host has read.
+
+A round is launched while the one before it is unread, so the host knows only bounds: after p unread
+rounds of W rows a request has at most p W tokens more. Launching needs room, blocks and draft
+positions for that bound. A request that turns out to have ended loses its later tokens, which no
+one read. Whatever does not fit (prefill, sampling, the end of a context, lack of blocks) drains the
+pipeline, and the eager path goes on from the same state with the same bits.
+
+Invariants: at most NUM_BUFFERS rounds are unread; only the eager path adds requests, with nothing
+unread; device state is ahead of the host's by the unread rounds exactly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from runtime.config import RuntimeConfig
+from runtime.engine.block_manager import BlockManager
+from runtime.engine.request import Placement, Request
+from runtime.engine.scheduler import Scheduler
+from runtime.graphs.capture import NUM_BUFFERS, GraphReport
+from runtime.graphs.round import RoundRunner
+from runtime.graphs.state import RoundShape, RoundState, SlotRow
+from runtime.spec.types import DeviceProposer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceRounds:
+    """What an engine runs rounds on the device with.
+
+    Args:
+        runner: runs rounds over `state`.
+        state: of all slots.
+        proposer: the engine's own.
+        report: what captured graphs cost.
+    """
+
+    runner: RoundRunner
+    state: RoundState
+    proposer: DeviceProposer
+    report: GraphReport
+
+
+@dataclass(kw_only=True, slots=True)
+class Lane:
+    """A request that runs rounds on the device.
+
+    Args:
+        placement: what it held when it joined; another one means that it left in between.
+        num_drafts: drafts that count in each round.
+        last_length: tokens with which a round may still start at most.
+        num_written_blocks: blocks of its table that the device knows.
+    """
+
+    request: Request
+    placement: Placement
+    num_drafts: int
+    last_length: int
+    num_written_blocks: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the request still is what the device took it for."""
+        return self.request.placement is self.placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneResult:
+    """What a round yielded for a request, before any stop or length cut.
+
+    Args:
+        committed: target ids, accepted drafts then the bonus token.
+    """
+
+    request: Request
+    num_drafts: int
+    committed: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Flight:
+    """A round that was launched and not read."""
+
+    lanes: tuple[Lane, ...]
+    shape: RoundShape
+    buffer: int
+
+
+class Pipeline:
+    """Launches rounds ahead and reads them in order."""
+
+    def __init__(
+        self,
+        rounds: DeviceRounds,
+        *,
+        scheduler: Scheduler,
+        blocks: BlockManager,
+        config: RuntimeConfig,
+    ) -> None:
+        """Start with nothing in flight.
+
+        Args:
+            rounds: its slots are those of `scheduler`.
+            scheduler: who runs.
+            blocks: the block manager of `scheduler`.
+            config: settings.
+        """
+        self._runner = rounds.runner
+        self._state = rounds.state
+        self._proposer = rounds.proposer
+        self._scheduler = scheduler
+        self._blocks = blocks
+        self._config = config
+        self._flights: deque[_Flight] = deque()
+        self._next_buffer = 0
+        self._lanes: tuple[Lane, ...] = ()
+        self._seen_version: int | None = None
+        self._is_written = False  # device state of all lanes is current
+        self._num_drafts = 0  # of the rounds to come
+        self._batch = 0
+
+    def next_results(self) -> list[LaneResult] | None:
+        """Keep rounds in flight and return the oldest one's; None: the eager path's turn.
+
+        Requests that ended or left since the launch have no entry. Sync: waits for that round.
+        """
+        while True:
+            while len(self._flights) < NUM_BUFFERS and self._prepare():
+                self._launch()
+            if not self._flights:
+                self._is_written = False
+                self._seen_version = None
+                return None
+            results = self._read(self._flights.popleft())
+            if results:
+                return results
+
+    def _read(self, flight: _Flight) -> list[LaneResult]:
+        if not any(lane.is_running for lane in flight.lanes):
+            return []  # not waited for
+        rows = self._runner.read(flight.buffer, len(flight.lanes))
+        return [
+            LaneResult(
+                request=lane.request,
+                num_drafts=lane.num_drafts,
+                committed=row[1 : row[0] + 2],
+            )
+            for lane, row in zip(flight.lanes, rows, strict=True)
+            if lane.is_running
+        ]
+
+    def _prepare(self) -> bool:
+        """Make room for one more round; False when it cannot run here or is not needed."""
+        if self._scheduler.may_admit:
+            return False
+        if self._seen_version != self._scheduler.version and not self._join():
+            return False
+        ahead = 0
+        for flight in self._flights:
+            ahead += flight.shape.width
+        width = self._num_drafts + 1
+        is_needed = False
+        for lane in self._lanes:
+            length = len(lane.request.ids_target) + ahead
+            if length > lane.last_length:
+                return False
+            # Every unread round commits one token at least.
+            if lane.request.max_length - len(lane.request.ids_target) > len(self._flights):
+                is_needed = True
+            if not self._blocks.extend(lane.placement.table, num_slots=length + width - 1):
+                return False
+        return is_needed
+
+    def _launch(self) -> None:
+        ahead = sum(flight.shape.width for flight in self._flights)
+        longest = max(len(lane.request.ids_target) for lane in self._lanes)
+        end = longest + ahead + self._num_drafts
+        shape = RoundShape(
+            batch=self._batch,
+            num_drafts=self._num_drafts,
+            context=next(size for size in self._runner.contexts if size >= end),
+        )
+        self._write()
+        self._runner.launch(shape, self._next_buffer)
+        self._flights.append(_Flight(lanes=self._lanes, shape=shape, buffer=self._next_buffer))
+        self._next_buffer = (self._next_buffer + 1) % NUM_BUFFERS
+
+    def _write(self) -> None:
+        """Bring the device's block tables up to date, or everything after an eager step."""
+        if not self._is_written:
+            self._state.write_requests(
+                [
+                    SlotRow(
+                        slot=lane.placement.slot,
+                        length=len(lane.request.ids_target) - 1,
+                        newest_id_target=lane.request.ids_target[-1],
+                        blocks=lane.placement.table.blocks,
+                    )
+                    for lane in self._lanes
+                ]
+            )
+            self._is_written = True
+        else:
+            cells = [
+                (lane.placement.slot, index, lane.placement.table.blocks[index])
+                for lane in self._lanes
+                if lane.num_written_blocks < len(lane.placement.table.blocks)
+                for index in range(lane.num_written_blocks, len(lane.placement.table.blocks))
+            ]
+            if not cells:
+                return
+            self._state.write_blocks(cells)
+        for lane in self._lanes:
+            lane.num_written_blocks = len(lane.placement.table.blocks)
+
+    def _join(self) -> bool:
+        """Take the running requests as lanes; False when one of them needs the eager path."""
+        running = self._scheduler.running
+        if not running or not all(
+            request.placed.is_decoding and request.params.is_plain_greedy for request in running
+        ):
+            return False
+        known = {id(lane.placement): lane for lane in self._lanes} if self._is_written else {}
+        lanes = tuple(known.get(id(request.placed)) or self._lane(request) for request in running)
+        num_rows = sum(lane.num_drafts + 1 for lane in lanes)
+        batch = next((size for size in self._runner.batches if size >= len(lanes)), None)
+        wanted = max(lane.num_drafts for lane in lanes)
+        count = next((count for count in self._runner.draft_counts if count >= wanted), None)
+        if batch is None or count is None or num_rows > self._config.max_num_batched_tokens:
+            return False
+        for lane in lanes:  # rows beyond a lane's own drafts need positions, too
+            lane.last_length = min(lane.last_length, self._config.max_model_len - count - 1)
+        self._lanes, self._batch, self._num_drafts = lanes, batch, count
+        self._state.write_batch(
+            [lane.placement.slot for lane in lanes], [lane.num_drafts for lane in lanes]
+        )
+        self._seen_version = self._scheduler.version
+        return True
+
+    def _lane(self, request: Request) -> Lane:
+        num_drafts = self._scheduler.wanted_drafts(request)
+        last_length = self._proposer.last_length(num_drafts)
+        room = self._config.max_model_len - num_drafts - 1
+        return Lane(
+            request=request,
+            placement=request.placed,
+            num_drafts=num_drafts,
+            last_length=room if last_length is None else min(last_length, room),
+            num_written_blocks=0,
+        )

@@ -1,0 +1,133 @@
+"""CUDA graphs of whole rounds: capture at start-up, replay, and outcomes read a round late.
+
+Lifecycle: graphs, their memory pool and every tensor that they read or write live as long as the
+engine; `flush_cache` clears names only and never reaches them. Captures and warm-up runs have
+padding requests only, so they alter nothing real. Graphs share one pool: they run one after the
+other on one stream, and nothing in the pool outlives a replay.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.graphs.round import DeviceRound
+from runtime.graphs.state import RoundShape
+
+NUM_BUFFERS = 2
+"""Rounds in flight at most: one runs while the one before it is read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphReport:
+    """What captured graphs cost.
+
+    Args:
+        num_graphs: captured shapes.
+        capture_s: seconds that capturing took, warm-up and kernel compilation included.
+        memory_bytes: device memory that it took.
+    """
+
+    num_graphs: int = 0
+    capture_s: float = 0.0
+    memory_bytes: int = 0
+
+
+class GraphSet:
+    """The captured rounds of one engine; a `RoundRunner`."""
+
+    def __init__(
+        self,
+        round_: DeviceRound,
+        *,
+        batches: Sequence[int],
+        draft_counts: Sequence[int],
+        contexts: Sequence[int],
+    ) -> None:
+        """Capture every combination of sizes.
+
+        Args:
+            round_: what to capture; its state holds padding requests only.
+            batches: requests, ascending.
+            draft_counts: drafts of each request, ascending.
+            contexts: bounds of positions, ascending.
+        """
+        device = round_.state.device
+        assert device.type == "cuda", "only CUDA captures graphs"
+        self.batches = tuple(batches)
+        self.draft_counts = tuple(draft_counts)
+        self.contexts = tuple(contexts)
+        self._output_BX = round_.state.output_BX
+        self._pinned: tuple[torch.Tensor, ...] = tuple(
+            torch.zeros(self._output_BX.shape, dtype=torch.int64, pin_memory=True)
+            for _ in range(NUM_BUFFERS)
+        )
+        self._events = tuple(_event() for _ in range(NUM_BUFFERS))
+        self._widths = [0] * NUM_BUFFERS
+        shapes = [
+            RoundShape(batch=batch, num_drafts=num_drafts, context=context)
+            for batch in reversed(self.batches)  # the largest first: smaller ones reuse its memory
+            for num_drafts in reversed(self.draft_counts)
+            for context in reversed(self.contexts)
+        ]
+        free_before, _ = torch.cuda.mem_get_info(device)
+        start = time.perf_counter()
+        self._graphs = _capture(round_, shapes)
+        free_after, _ = torch.cuda.mem_get_info(device)
+        self.report = GraphReport(
+            num_graphs=len(self._graphs),
+            capture_s=time.perf_counter() - start,
+            memory_bytes=max(0, free_before - free_after),
+        )
+
+    def launch(self, shape: RoundShape, buffer: int) -> None:
+        """Replay a round and copy its outcome to the host; see `RoundRunner`."""
+        self._graphs[shape].replay()
+        num_rows, width = shape.batch, shape.width + 1
+        self._pinned[buffer][:num_rows].copy_(self._output_BX[:num_rows], non_blocking=True)
+        self._events[buffer].record()
+        self._widths[buffer] = width
+
+    def read(self, buffer: int, num_requests: int) -> list[list[int]]:
+        """Wait for a buffer's round and return its outcome; see `RoundRunner`."""
+        self._events[buffer].synchronize()
+        rows: list[list[int]] = self._pinned[buffer][:num_requests, : self._widths[buffer]].tolist()
+        return rows
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+@torch.inference_mode()
+def _capture(
+    round_: DeviceRound, shapes: Sequence[RoundShape]
+) -> dict[RoundShape, torch.cuda.CUDAGraph]:
+    """Return a graph for each shape.
+
+    Each shape runs once before its capture: kernels are compiled and modules loaded outside of it.
+    """
+    device = round_.state.device
+    pool = torch.cuda.graph_pool_handle()
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    gc.collect()
+    torch.cuda.synchronize(device)
+    graphs: dict[RoundShape, torch.cuda.CUDAGraph] = {}
+    with torch.cuda.stream(stream):
+        for shape in shapes:
+            round_.run(shape)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                round_.run(shape)
+            finally:
+                graph.capture_end()
+            graphs[shape] = graph
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return graphs

@@ -1,0 +1,135 @@
+"""A whole greedy round as one function of device tensors: draft, verify, accept, commit, observe.
+
+Nothing here reads the device from the host, so the function may be captured; run eagerly it is the
+readable twin of the captured round and serves the CPU. It gives the tokens and the draft state of
+`runtime.engine.round` bit for bit: the same rows with the same positions, beside other rows.
+
+Rows beyond a request's drafts and beyond the accepted ones are computed and ignored: they write
+keys and values only where the next round writes before it reads. Rows of padding requests sit in
+the padding slot and write to block 0.
+
+Legend: B requests, G drafts, W = G + 1 rows of each request, N = B W rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from runtime.batch import RoundDraft, RoundStates
+from runtime.graphs.state import RoundShape, RoundState
+from runtime.kv import KVLayer
+from runtime.models import TargetModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DeviceRound:
+    """The round of one engine: its models, caches and state.
+
+    Args:
+        target: the model that verifies.
+        target_kv: its layers of the pool.
+        draft: who drafts.
+        state: what rounds read and write.
+    """
+
+    target: TargetModel
+    target_kv: Sequence[KVLayer]
+    draft: RoundDraft
+    state: RoundState
+
+    def run(self, shape: RoundShape) -> None:
+        """Run one round of the requests in `state.slots_B[:shape.batch]`.
+
+        Reads and advances `state`, the caches and the draft's own state; the outcome is in
+        `state.output_BX`.
+
+        Exactness: the tokens are the target's choices; padding alters no request.
+        Sync: none (CUDA).
+        """
+        state = self.state
+        requests = state.requests(shape)
+        drafts_BG = self.draft.draft_round(requests, shape.num_drafts)
+        ids_BW = torch.cat([requests.newest_ids_target_B[:, None], drafts_BG], dim=1)
+        batch = requests.batch(ids_BW, requests.lengths_B)
+        output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
+        chosen_BW = self.target.greedy_ids(output.hidden_ND).view(shape.batch, shape.width)
+        num_accepted_B = count_accepted(drafts_BG, chosen_BW, state.num_drafts_B[: shape.batch])
+        first_rows_B = torch.arange(0, batch.num_rows, shape.width, device=state.device)
+        self.draft.observe_round(
+            requests,
+            RoundStates(
+                batch=batch,
+                next_ids_target_N=chosen_BW.flatten(),
+                aux_hidden_NA=output.aux_hidden_NA,
+                final_hidden_ND=output.hidden_ND,
+                last_rows_B=first_rows_B + num_accepted_B,
+            ),
+        )
+        state.commit(requests, chosen_BW, num_accepted_B)
+
+
+def count_accepted(
+    drafts_BG: torch.Tensor, chosen_BW: torch.Tensor, num_drafts_B: torch.Tensor
+) -> torch.Tensor:
+    """Return int64 [B]: the longest prefix of a request's drafts that the target chose, too.
+
+    Sync: none.
+    """
+    offset_G = torch.arange(drafts_BG.shape[1], device=drafts_BG.device)
+    is_right_BG = (drafts_BG == chosen_BW[:, :-1]) & (offset_G < num_drafts_B[:, None])
+    return is_right_BG.to(torch.int64).cumprod(dim=1).sum(dim=1)
+
+
+class RoundRunner(Protocol):
+    """Launches rounds without waiting and hands their outcomes over later."""
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes that it runs, ascending."""
+
+    @property
+    def draft_counts(self) -> tuple[int, ...]:
+        """Drafts per request that it runs, ascending."""
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Bounds of positions that it runs, ascending."""
+
+    def launch(self, shape: RoundShape, buffer: int) -> None:
+        """Start a round after all device work launched before it.
+
+        Args:
+            shape: a combination of the sizes above.
+            buffer: 0 or 1, where the outcome goes; what was in it is lost.
+        """
+
+    def read(self, buffer: int, num_requests: int) -> list[list[int]]:
+        """Wait for the round launched into a buffer and return its outcome.
+
+        Returns:
+            Per request: accepted drafts, then the target's choice at each row of the shape.
+        """
+
+
+def context_buckets(max_length: int, *, first: int = 256) -> tuple[int, ...]:
+    """Return the context sizes that have shapes of their own: doubling, the last is `max_length`.
+
+    Args:
+        max_length: tokens of a request at most.
+        first: the smallest, one attention segment.
+    """
+    sizes: list[int] = []
+    size = first
+    while size < max_length:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, max_length)
+
+
+def batch_sizes(buckets: Sequence[int], max_num_requests: int) -> tuple[int, ...]:
+    """Return the batch sizes that have shapes of their own; the last is `max_num_requests`."""
+    return (*sorted({size for size in buckets if size < max_num_requests}), max_num_requests)

@@ -1,0 +1,104 @@
+"""Captured rounds without CUDA: the round runs eagerly, its outcome is kept until it is read.
+
+A buffer is poisoned once it was read, and so are the padding slot and block 0 before every round,
+so that a stale read or a padding row that reaches a request changes an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from runtime.config import Overrides, RuntimeConfig, resolve_config
+from runtime.engine.llm import LLM, build_engine
+from runtime.graphs.capture import NUM_BUFFERS
+from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
+from runtime.graphs.state import RoundShape
+from runtime.spec.chain import ChainProposer
+from runtime.spec.oracle import OracleScript
+from tests.engine_harness import KV_BLOCK_SIZE, World
+
+FIRST_CONTEXT = 32
+
+
+class FakeGraph:
+    """A `RoundRunner` that notes the shapes it ran."""
+
+    def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
+        self.batches = batch_sizes(config.batch_buckets, config.max_num_requests)
+        self.draft_counts = (config.num_speculative_tokens,)
+        self.contexts = context_buckets(config.max_model_len, first=FIRST_CONTEXT)
+        self.round = round_
+        self.shapes: list[RoundShape] = []
+        self.num_unread_at_launch: list[int] = []
+        self._outcomes: list[list[list[int]] | None] = [None] * NUM_BUFFERS
+
+    def launch(self, shape: RoundShape, buffer: int) -> None:
+        assert shape.batch in self.batches
+        assert shape.num_drafts in self.draft_counts
+        assert shape.context in self.contexts
+        self.num_unread_at_launch.append(sum(item is not None for item in self._outcomes))
+        self.shapes.append(shape)
+        poison_padding(self.round)
+        self.round.run(shape)
+        self._outcomes[buffer] = self.round.state.output_BX[
+            : shape.batch, : shape.width + 1
+        ].tolist()
+        self.round.state.output_BX.fill_(-7)
+
+    def read(self, buffer: int, num_requests: int) -> list[list[int]]:
+        outcome, self._outcomes[buffer] = self._outcomes[buffer], None
+        assert outcome is not None, "a buffer was read twice"
+        return outcome[:num_requests]
+
+
+def poison_padding(round_: DeviceRound) -> None:
+    """Put NaN wherever only padding may look: block 0 and the padding slot's feedback."""
+    for layer in round_.target_kv:
+        layer.k[0].fill_(float("nan"))
+        layer.v[0].fill_(float("nan"))
+    if isinstance(round_.draft, ChainProposer):
+        for layer in round_.draft._kv:
+            layer.k[0].fill_(float("nan"))
+            layer.v[0].fill_(float("nan"))
+        round_.draft._feedback_SH[-1] = float("nan")
+        round_.draft._head_input_SH[-1] = float("nan")
+
+
+def make_llm(
+    world: World, *, is_eager: bool = False, script: OracleScript | None = None, **overrides: Any
+) -> tuple[LLM, list[FakeGraph]]:
+    """Return an LLM over the world's models, with a fake graph unless `is_eager`."""
+    given = Overrides(
+        device=str(world.models.target.device), kv_block_size=KV_BLOCK_SIZE, max_num_requests=4,
+        max_model_len=128,
+    )  # fmt: skip
+    config = resolve_config(world.manifest, replace(given, **overrides))
+    made: list[FakeGraph] = []
+
+    def make_runner(round_: DeviceRound, config: RuntimeConfig) -> FakeGraph:
+        made.append(FakeGraph(round_, config))
+        return made[-1]
+
+    draft = world.models.draft if config.proposer == "eagle3" else None
+    engine = build_engine(
+        replace(world.models, draft=draft),
+        config,
+        tokenizer=world.tokenizer,
+        script=script,
+        make_runner=None if is_eager else make_runner,
+    )
+    llm = LLM(
+        engine=engine,
+        models=world.models,
+        manifest=world.manifest,
+        tokenizer=world.tokenizer,
+        diagnostics=(),
+    )
+    return llm, made
+
+
+def ids_of(answers: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """Return the ids of completions by request."""
+    return {answer.request_id: answer.ids_target for answer in answers}
