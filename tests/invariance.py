@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from runtime.batch import PreparedBatch
+from runtime.kernels import Stream, enter_stream
 from runtime.models import Eagle3Model, TargetModel
 from runtime.models.layers import DecoderLayer, rope_table
 from specctl.contract.manifest import Decoder, Rope
@@ -114,6 +115,19 @@ def row_dependent_linear(
     out = sum((x.float() @ w.float().t() for x, w in parts), start=torch.zeros(()).to(x_MK.device))
     out = out if bias_N is None else out + bias_N.float()
     return out.to(x_MK.dtype if out_dtype is None else out_dtype)
+
+
+def row_dependent_residual_linear(
+    x_MK: torch.Tensor,
+    weight_DK: torch.Tensor,
+    bias_D: torch.Tensor | None = None,
+    *,
+    residual_MD: torch.Tensor,
+    norm_D: torch.Tensor,
+) -> Stream:
+    """Add `row_dependent_linear` to the stream: the negative control of dense layers."""
+    product = row_dependent_linear(x_MK, weight_DK, bias_D, out_dtype=torch.float32)
+    return enter_stream((product + residual_MD.float()).to(residual_MD.dtype), norm_D)
 
 
 def random_ids(count: int, *, seed: int) -> list[int]:
@@ -244,7 +258,13 @@ def _run_layer(
     for size in chunks:
         part = x[start : start + size]
         batch = paged.batch([Span(request=0, start=start, ids=[0] * size)])
-        delta, residual = layer.forward(part, part, batch, paged.pool.layers[0], table)
-        out.append(delta + residual)
+        stream = layer.advance(
+            enter_stream(part, layer.input_norm),
+            batch,
+            paged.pool.layers[0],
+            table,
+            next_norm_D=layer.input_norm,
+        )
+        out.append(stream.residual_MD)
         start += size
     return torch.cat(out)

@@ -4,9 +4,11 @@ A public op picks by device: CUDA tensors go to `runtime.kernels.cuda`, all othe
 which is both the CPU path and the oracle of the tests. Importing this package needs torch only.
 """
 
+from runtime.kernels.accept import accept
 from runtime.kernels.activation import silu_and_mul
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.embedding import embed
+from runtime.kernels.fused_linear import interleave, residual_linear, scaled_linear
 from runtime.kernels.head import head_argmax, head_logits
 from runtime.kernels.kv_write import write_kv
 from runtime.kernels.linear import linear
@@ -17,20 +19,28 @@ from runtime.kernels.probe import (
     row_invariance_probe,
 )
 from runtime.kernels.rope import apply_rope
+from runtime.kernels.stream import Stream, embed_stream, enter_stream
 
 __all__ = [
     "RowInvariance",
+    "Stream",
+    "accept",
     "add_rms_norm",
     "apply_rope",
     "attention_invariance_probe",
     "embed",
+    "embed_stream",
+    "enter_stream",
     "head_argmax",
     "head_logits",
     "head_rms_norm",
+    "interleave",
     "linear",
     "paged_attention",
+    "residual_linear",
     "rms_norm",
     "row_invariance_probe",
+    "scaled_linear",
     "silu_and_mul",
     "write_kv",
 ]

@@ -17,18 +17,34 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
+from runtime.kernels.fused_table import fused_table_facts
 from runtime.kernels.rows import SEGMENT
+from runtime.kernels.tile_rules import (
+    BLOCK_M_CHOICES,
+    block_m_for,
+    num_sms,
+    rule_block_k,
+    rule_facts,
+    rule_stages,
+)
+
+__all__ = [
+    "ATTENTION_TILE",
+    "BLOCK_M_CHOICES",
+    "GemmConfig",
+    "block_m_for",
+    "gemm_config",
+    "gemm_table_digest",
+    "head_config",
+    "is_tabled",
+    "tabled_shapes",
+]
 
 ATTENTION_TILE = 64
 """Keys per inner step of CUDA attention, at absolute multiples of itself."""
 
-BLOCK_M_CHOICES = (16, 32, 64)
 _RULE_VERSION = 1
-_STAGE_BYTES = {90: 196_608, 100: 196_608, 103: 196_608}  # shared memory of a load pipeline
-_STAGE_BYTES_UNKNOWN = 98_304  # fits every architecture since sm_80
 _MAX_SPLIT_K = 8
-_NUM_SMS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 188}
-_NUM_SMS_UNKNOWN = 128
 _TABLED_ARCH = 90
 
 
@@ -105,17 +121,9 @@ def head_config(
     block_n = 128 if out_features >= 65_536 else 64 if out_features >= 16_384 else 32
     if element_bytes == 4:
         block_n = min(block_n, 64)
-    block_k = _rule_block_k(in_features, element_bytes)
-    num_stages = _rule_stages(block_n, block_k, element_bytes, arch)
+    block_k = rule_block_k(in_features, element_bytes)
+    num_stages = rule_stages(block_n, block_k, element_bytes, arch)
     return GemmConfig(block_n=block_n, block_k=block_k, split_k=1, num_stages=num_stages)
-
-
-def block_m_for(num_rows: int) -> int:
-    """Return the rows of a program: the smallest choice that holds all rows, else the largest."""
-    for block_m in BLOCK_M_CHOICES:
-        if num_rows <= block_m:
-            return block_m
-    return BLOCK_M_CHOICES[-1]
 
 
 def gemm_table_digest() -> str:
@@ -123,8 +131,8 @@ def gemm_table_digest() -> str:
     facts = {
         "table": sorted([*shape, asdict(config)] for shape, config in _TABLE.items()),
         "tabled_arch": _TABLED_ARCH,
-        "rule": [_RULE_VERSION, _MAX_SPLIT_K, _NUM_SMS, _NUM_SMS_UNKNOWN],
-        "block_m": BLOCK_M_CHOICES,
+        "rule": [_RULE_VERSION, _MAX_SPLIT_K, *rule_facts()],
+        "fused": fused_table_facts(),
         "attention": [SEGMENT, ATTENTION_TILE],
     }
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
@@ -137,16 +145,16 @@ def tabled_shapes() -> tuple[tuple[int, int], ...]:
 
 
 def _rule(out_features: int, in_features: int, *, element_bytes: int, arch: int) -> GemmConfig:
-    num_sms = _NUM_SMS.get(arch, _NUM_SMS_UNKNOWN)
+    count = num_sms(arch)
     block_n = 64
-    while block_n > 16 and -(-out_features // block_n) < num_sms:
+    while block_n > 16 and -(-out_features // block_n) < count:
         block_n //= 2
-    block_k = _rule_block_k(in_features, element_bytes)
+    block_k = rule_block_k(in_features, element_bytes)
     num_tiles = -(-out_features // block_n)
     split_k = 1
     while (
         split_k < _MAX_SPLIT_K
-        and num_tiles * split_k * 2 <= num_sms
+        and num_tiles * split_k * 2 <= count
         and in_features >= split_k * 2 * 2 * block_k
     ):
         split_k *= 2
@@ -157,18 +165,5 @@ def _rule(out_features: int, in_features: int, *, element_bytes: int, arch: int)
         block_n=block_n,
         block_k=block_k,
         split_k=split_k,
-        num_stages=_rule_stages(block_n, block_k, element_bytes, arch),
+        num_stages=rule_stages(block_n, block_k, element_bytes, arch),
     )
-
-
-def _rule_block_k(in_features: int, element_bytes: int) -> int:
-    if element_bytes == 4:
-        return 32
-    if in_features <= 32:
-        return 32
-    return 128 if in_features >= 1536 else 64
-
-
-def _rule_stages(block_n: int, block_k: int, element_bytes: int, arch: int) -> int:
-    stage_bytes = (BLOCK_M_CHOICES[-1] + block_n) * block_k * element_bytes
-    return max(2, min(4, _STAGE_BYTES.get(arch, _STAGE_BYTES_UNKNOWN) // stage_bytes))

@@ -20,7 +20,7 @@ from tests.invariance import (
     layer_mismatches,
     prefill_mismatches,
     random_ids,
-    row_dependent_linear,
+    row_dependent_residual_linear,
     verify_mismatches,
 )
 from tests.paged import Paged, Span
@@ -104,7 +104,8 @@ def test_layer_of_real_size_is_row_invariant(dtype: torch.dtype) -> None:
 def test_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a K split that follows M the same comparison finds differing rows."""
     for module in ("attention", "mlp"):
-        monkeypatch.setattr(f"runtime.models.layers.{module}.linear", row_dependent_linear)
+        name = f"runtime.models.layers.{module}.residual_linear"
+        monkeypatch.setattr(name, row_dependent_residual_linear)
     assert layer_mismatches(torch.bfloat16, CUDA, row_counts=range(1, MOST + 1)) != []
 
 

@@ -10,7 +10,18 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
 from runtime.kernels import aot
-from runtime.kernels.cuda import activation, attention, head, kv_write, linear, norm, rope
+from runtime.kernels.cuda import (
+    accept,
+    activation,
+    attention,
+    fused_linear,
+    head,
+    kv_write,
+    linear,
+    norm,
+    rope,
+    stream,
+)
 
 ARCH = 90
 assert os.environ.get("TRITON_INTERPRET") != "1", "an interpreted kernel cannot be compiled"
@@ -21,7 +32,12 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.Monk
     compiled = [aot.compile_case(case, ARCH) for case in aot.kernel_cases(ARCH)]
     problems = [problem for one in compiled for problem in aot.failures(one, ARCH)]
     assert not problems, "\n".join(problems)
-    products = [one for one in compiled if one.case.kernel is linear.linear_kernel]
+    kernels = (
+        linear.linear_kernel,
+        fused_linear.scaled_linear_kernel,
+        fused_linear.residual_linear_kernel,
+    )
+    products = [one for one in compiled if one.case.kernel in kernels]
     for one in products:
         is_tensor_core = "mma.sync" in one.ptx or "wgmma" in one.ptx
         assert is_tensor_core == (one.case.dtype != "fp32"), one.case.name
@@ -30,7 +46,9 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_list_holds_every_kernel() -> None:
-    modules = (activation, attention, head, kv_write, linear, norm, rope)
+    modules = (
+        accept, activation, attention, fused_linear, head, kv_write, linear, norm, rope, stream,
+    )  # fmt: skip
     defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     listed = {case.kernel.__name__ for case in aot.kernel_cases(ARCH)}
     assert listed == defined

@@ -17,7 +17,7 @@ def test_kernels_under_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     finished = subprocess.run(
-        [*command, "tests/kernels/interpreted.py"],
+        [*command, "tests/kernels/interpreted.py", "tests/kernels/interpreted_fused.py"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -7,6 +7,10 @@ import functools
 import torch
 
 _INTERPRETER_ARCH = 90
+_OVERLAP_ARCH = 90  # programmatic dependent launch exists from here on
+
+IS_OVERLAPPING = False
+"""Whether kernels that can start while their predecessor ends do so; bits do not depend on it."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -31,3 +35,15 @@ def power_of_two(count: int, *, at_least: int = 1) -> int:
 def ceil_div(count: int, size: int) -> int:
     """Return how many parts of `size` hold `count`."""
     return -(-count // size)
+
+
+def overlap_options(device: torch.device, overlap: bool | None) -> tuple[bool, dict[str, bool]]:
+    """Return whether a launch overlaps its predecessor, and the launch options that say so.
+
+    Args:
+        device: of the launch; programs under the interpreter never overlap.
+        overlap: None takes the choice of this module.
+    """
+    wanted = IS_OVERLAPPING if overlap is None else overlap
+    is_possible = device.type == "cuda" and device_arch(device) >= _OVERLAP_ARCH
+    return (True, {"launch_pdl": True}) if wanted and is_possible else (False, {})

@@ -1,7 +1,7 @@
 """Ladder steps 2 and 3 on the CPU: a row's bits do not depend on the rows beside it.
 
-Every comparison is `torch.equal`. The negative control swaps the matrix product for the library's
-and must break the equality, which shows that these tests can fail.
+Every comparison is `torch.equal`. The negative control swaps a product for one whose K split
+follows the rows and must break the equality, which shows that these tests can fail.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.invariance import (
     MOST,
     draft_mismatches,
     layer_mismatches,
     prefill_mismatches,
+    row_dependent_residual_linear,
     verify_mismatches,
 )
 from tests.tiny import write_tiny_eagle3, write_tiny_target
@@ -82,7 +82,8 @@ def test_layer_of_real_size_is_row_invariant(dtype: torch.dtype) -> None:
 
 
 def test_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the library's matrix product the same comparison finds differing rows."""
+    """With a K split that follows M the same comparison finds differing rows."""
     for module in ("attention", "mlp"):
-        monkeypatch.setattr(f"runtime.models.layers.{module}.linear", functional.linear)
+        name = f"runtime.models.layers.{module}.residual_linear"
+        monkeypatch.setattr(name, row_dependent_residual_linear)
     assert layer_mismatches(torch.float32, CPU, row_counts=LAYER_ROWS) != []

@@ -1,0 +1,67 @@
+"""Acceptance of a dense round on CUDA: one program per request.
+
+Legend: B requests, G draft slots of a request, W = G + 1 verified rows of a request.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from runtime.kernels.cuda.device import inner_contiguous, power_of_two
+
+
+@triton.jit
+def accept_kernel(
+    drafts_ptr,
+    chosen_ptr,
+    num_drafts_ptr,
+    accepted_ptr,
+    committed_ptr,
+    stride_drafts,
+    stride_chosen,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Find the first draft that differs; commit the choices up to its place."""
+    request = tl.program_id(0).to(tl.int64)
+    slots = tl.arange(0, BLOCK_W)
+    chosen = tl.load(chosen_ptr + request * stride_chosen + slots, mask=slots < WIDTH, other=-1)
+    is_draft = slots < tl.load(num_drafts_ptr + request)
+    mask = is_draft & (slots < WIDTH - 1)
+    drafts = tl.load(drafts_ptr + request * stride_drafts + slots, mask=mask, other=-1)
+    is_equal = mask & (drafts == chosen)
+    num_accepted = tl.min(tl.where(is_equal, WIDTH, slots), axis=0)
+    tl.store(accepted_ptr + request, num_accepted.to(tl.int64))
+    committed = tl.where(slots <= num_accepted, chosen, -1)
+    tl.store(committed_ptr + request * WIDTH + slots, committed, mask=slots < WIDTH)
+
+
+def launch_accept(
+    drafts_BG: torch.Tensor, chosen_BW: torch.Tensor, num_drafts_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch `accept`."""
+    num_requests, width = chosen_BW.shape
+    accepted_B = torch.empty(num_requests, dtype=torch.int64, device=chosen_BW.device)
+    committed_BW = torch.empty_like(chosen_BW, memory_format=torch.contiguous_format)
+    if num_requests == 0:
+        return accepted_B, committed_BW
+    chosen_BW, drafts_BG = inner_contiguous(chosen_BW), inner_contiguous(drafts_BG)
+    accept_kernel[(num_requests,)](
+        drafts_BG if width > 1 else chosen_BW,  # never read when no request has a draft slot
+        chosen_BW,
+        num_drafts_B.contiguous(),
+        accepted_B,
+        committed_BW,
+        drafts_BG.stride(0),
+        chosen_BW.stride(0),
+        **accept_constants(width),
+        num_warps=1,
+    )
+    return accepted_B, committed_BW
+
+
+def accept_constants(width: int) -> dict[str, int]:
+    """Return the compile-time arguments of `accept_kernel`."""
+    return {"WIDTH": width, "BLOCK_W": power_of_two(width)}

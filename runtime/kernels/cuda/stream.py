@@ -1,0 +1,167 @@
+"""Entry into the residual stream on CUDA, and the summation tree that its writers share.
+
+Legend: M rows, D width, T square tiles, V rows of an embedding table.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from runtime.kernels.cuda.device import inner_contiguous, overlap_options, power_of_two
+from runtime.kernels.stream import Stream, num_square_tiles, square_tile
+
+
+@triton.jit
+def _add_neighbours(x, ROWS: tl.constexpr, HALF: tl.constexpr):
+    even, odd = tl.split(tl.reshape(x, (ROWS, HALF, 2)))
+    return even + odd
+
+
+@triton.jit
+def fold_columns(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sum [ROWS, COLUMNS] over columns by adding neighbours: one tree, whatever the layout.
+
+    `tl.sum` would follow the layout, which follows BLOCK_M and the number of warps.
+    """
+    if COLUMNS >= 512:
+        x = _add_neighbours(x, ROWS, 256)
+    if COLUMNS >= 256:
+        x = _add_neighbours(x, ROWS, 128)
+    if COLUMNS >= 128:
+        x = _add_neighbours(x, ROWS, 64)
+    if COLUMNS >= 64:
+        x = _add_neighbours(x, ROWS, 32)
+    if COLUMNS >= 32:
+        x = _add_neighbours(x, ROWS, 16)
+    if COLUMNS >= 16:
+        x = _add_neighbours(x, ROWS, 8)
+    if COLUMNS >= 8:
+        x = _add_neighbours(x, ROWS, 4)
+    if COLUMNS >= 4:
+        x = _add_neighbours(x, ROWS, 2)
+    if COLUMNS >= 2:
+        even, odd = tl.split(tl.reshape(x, (ROWS, 2)))
+        x = even + odd
+    return tl.reshape(x, (ROWS,))
+
+
+@triton.jit
+def rounded_square(x):
+    """Square with a rounding of its own: a sum that contracts it would follow the layout."""
+    return tl.fma(x, x, tl.zeros_like(x))
+
+
+@triton.jit
+def enter_stream_kernel(
+    ids_ptr,
+    x_ptr,
+    norm_ptr,
+    residual_ptr,
+    weighted_ptr,
+    squares_ptr,
+    stride_xm,
+    GATHER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SQUARE_TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Weight one row and sum its squares; gathered, also copy it from the table to the stream."""
+    row = tl.program_id(0).to(tl.int64)
+    tiles = tl.arange(0, BLOCK_T)
+    columns = tiles[:, None] * SQUARE_TILE + tl.arange(0, SQUARE_TILE)[None, :]
+    mask = columns < WIDTH
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    norm = tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    source = tl.load(ids_ptr + row) if GATHER else row
+    x = tl.load(x_ptr + source * stride_xm + columns, mask=mask, other=0.0)
+    if GATHER:
+        tl.store(residual_ptr + row * WIDTH + columns, x, mask=mask)
+    value = x.to(tl.float32)
+    weighted = (value * norm).to(weighted_ptr.dtype.element_ty)
+    tl.store(weighted_ptr + row * WIDTH + columns, weighted, mask=mask)
+    squares = fold_columns(rounded_square(value), BLOCK_T, SQUARE_TILE)
+    tl.store(squares_ptr + row * TILES + tiles, squares, mask=tiles < TILES)
+
+
+def launch_enter_stream(
+    residual_MD: torch.Tensor, norm_D: torch.Tensor, *, overlap: bool | None = None
+) -> Stream:
+    """Launch `enter_stream`; `overlap` replaces the architecture's choice (tests, tuning)."""
+    residual_MD = residual_MD.contiguous()
+    stream = empty_stream(residual_MD.shape[0], residual_MD, residual_MD=residual_MD)
+    _launch(None, residual_MD, norm_D, stream, overlap)
+    return stream
+
+
+def launch_embed_stream(
+    ids_M: torch.Tensor,
+    table_VD: torch.Tensor,
+    norm_D: torch.Tensor,
+    *,
+    overlap: bool | None = None,
+) -> Stream:
+    """Launch `embed_stream`; `overlap` as in `launch_enter_stream`."""
+    stream = empty_stream(ids_M.shape[0], table_VD)
+    _launch(ids_M, inner_contiguous(table_VD), norm_D, stream, overlap)
+    return stream
+
+
+def empty_stream(
+    num_rows: int, like_XD: torch.Tensor, *, residual_MD: torch.Tensor | None = None
+) -> Stream:
+    """Allocate the stream of `num_rows` rows as wide as `like_XD`; a given residual is kept."""
+    width, dtype, device = like_XD.shape[1], like_XD.dtype, like_XD.device
+    if residual_MD is None:
+        residual_MD = torch.empty((num_rows, width), dtype=dtype, device=device)
+    return Stream(
+        residual_MD=residual_MD,
+        weighted_MD=torch.empty((num_rows, width), dtype=dtype, device=device),
+        squares_MT=torch.empty(
+            (num_rows, num_square_tiles(width)), dtype=torch.float32, device=device
+        ),
+    )
+
+
+def _launch(
+    ids_M: torch.Tensor | None,
+    x_XD: torch.Tensor,
+    norm_D: torch.Tensor,
+    stream: Stream,
+    overlap: bool | None,
+) -> None:
+    num_rows, width = stream.residual_MD.shape
+    if num_rows == 0:
+        return
+    is_overlapping, options = overlap_options(x_XD.device, overlap)
+    enter_stream_kernel[(num_rows,)](
+        ids_M if ids_M is not None else x_XD,
+        x_XD,
+        norm_D,
+        stream.residual_MD,
+        stream.weighted_MD,
+        stream.squares_MT,
+        x_XD.stride(0),
+        GATHER=ids_M is not None,
+        OVERLAP=is_overlapping,
+        **stream_constants(width),
+        num_warps=4,
+        **options,
+    )
+
+
+def stream_constants(width: int) -> dict[str, int]:
+    """Return the compile-time arguments that follow the stream's width."""
+    tiles = num_square_tiles(width)
+    return {
+        "WIDTH": width,
+        "SQUARE_TILE": square_tile(width),
+        "TILES": tiles,
+        "BLOCK_T": power_of_two(tiles),
+    }

@@ -1,0 +1,132 @@
+"""The launchers of fused products and acceptance under the interpreter; see `interpreted.py`."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import torch
+
+from runtime import kernels
+from runtime.kernels.accept import accept_twin
+from runtime.kernels.cuda import accept, fused_linear, stream
+from runtime.kernels.fused_linear import residual_linear_twin, scaled_linear_twin
+from runtime.kernels.fused_table import FusedConfig
+from runtime.kernels.stream import Stream, enter_stream_twin, num_square_tiles
+from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
+from tests.kernels.references import HALF_ULP
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
+
+DTYPES = [torch.float32, torch.float16]
+LOOP = FusedConfig(block_n=32, block_k=16, num_warps=4, num_stages=2)
+PRELOAD = FusedConfig(block_n=16, block_k=16, num_warps=4, num_stages=2, preload=True)
+EPS = 1e-5
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare with the twin: the same rounding points, float32 sums in another order."""
+    torch.testing.assert_close(got, expected, rtol=2 * HALF_ULP[got.dtype] + 1e-5, atol=2e-5)
+
+
+def close_streams(got: Stream, expected: Stream) -> None:
+    close(got.residual_MD, expected.residual_MD)
+    torch.testing.assert_close(
+        got.weighted_MD, expected.weighted_MD, rtol=4 * HALF_ULP[got.weighted_MD.dtype], atol=1e-5
+    )
+    rtol = 1e-5 if got.residual_MD.dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(got.squares_MT, expected.squares_MT, rtol=rtol, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [24, 48, 80])
+def test_stream_entries(width: int, dtype: torch.dtype) -> None:
+    x = plain(5, width, seed=1, dtype=dtype)
+    norm = plain(width, seed=2, dtype=dtype)
+    expected = enter_stream_twin(x, norm)
+    got = stream.launch_enter_stream(x, norm)
+    assert same_bits(got.weighted_MD, expected.weighted_MD)
+    assert got.squares_MT.shape == (5, num_square_tiles(width))
+    close_streams(got, expected)
+    ids = torch.tensor([3, 0, 3])
+    embedded = stream.launch_embed_stream(ids, x, norm)
+    assert same_bits(embedded.residual_MD, x[ids])
+    assert same_bits(embedded.weighted_MD, got.weighted_MD[ids])
+    assert same_bits(embedded.squares_MT, got.squares_MT[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("config", [None, LOOP, PRELOAD], ids=["rule", "loop", "preload"])
+@pytest.mark.parametrize(("features", "columns"), [(32, 48), (48, 50), (24, 14)])
+def test_scaled_linear(
+    features: int, columns: int, config: FusedConfig | None, dtype: torch.dtype
+) -> None:
+    rows = enter_stream_twin(
+        plain(19, features, seed=1, dtype=dtype), plain(features, seed=2, dtype=dtype)
+    )
+    weight = plain(columns, features, seed=3, dtype=dtype)
+    bias = plain(columns, seed=4, dtype=dtype)
+    for bias_N in (None, bias):
+        for is_gated in (False, True):
+            got = fused_linear.launch_scaled_linear(
+                rows, weight, bias_N, eps=EPS, is_gated=is_gated, config=config
+            )
+            close(got, scaled_linear_twin(rows, weight, bias_N, eps=EPS, is_gated=is_gated))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("config", [None, LOOP, PRELOAD], ids=["rule", "loop", "preload"])
+@pytest.mark.parametrize(("features", "columns"), [(32, 48), (48, 50), (24, 14)])
+def test_residual_linear(
+    features: int, columns: int, config: FusedConfig | None, dtype: torch.dtype
+) -> None:
+    x = plain(19, features, seed=1, dtype=dtype)
+    weight = plain(columns, features, seed=2, dtype=dtype)
+    shared = {
+        "residual_MD": plain(19, columns, seed=3, dtype=dtype),
+        "norm_D": plain(columns, seed=4, dtype=dtype),
+    }
+    for bias in (None, plain(columns, seed=5, dtype=dtype)):
+        got = fused_linear.launch_residual_linear(x, weight, bias, **shared, config=config)
+        close_streams(got, residual_linear_twin(x, weight, bias, **shared))
+        entered = stream.launch_enter_stream(got.residual_MD, shared["norm_D"])
+        assert same_bits(entered.weighted_MD, got.weighted_MD)
+        assert same_bits(entered.squares_MT, got.squares_MT)
+
+
+@pytest.mark.parametrize("config", [LOOP, PRELOAD], ids=["loop", "preload"])
+def test_rows(config: FusedConfig) -> None:
+    x = adversarial(20, 32, seed=1, dtype=torch.float32)
+    weight = adversarial(48, 32, seed=2, dtype=torch.float32)
+    norm = plain(48, seed=3, dtype=torch.float32)
+    back = adversarial(24, 48, seed=4, dtype=torch.float32)
+    residual = adversarial(20, 48, seed=5, dtype=torch.float32)
+
+    def layer(x_MK: torch.Tensor, residual_MD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = fused_linear.launch_residual_linear(
+            x_MK, weight, residual_MD=residual_MD, norm_D=norm, config=config
+        )
+        out = fused_linear.launch_scaled_linear(made, back, eps=EPS, is_gated=True, config=config)
+        return made.residual_MD, made.weighted_MD, made.squares_MT, out
+
+    assert_rows_independent(layer, (x, residual), (2, 16, 17, 20), seed=6)
+
+
+def test_gate_and_up_alternate() -> None:
+    gate, up = plain(6, 16, seed=1, dtype=torch.float32), plain(6, 16, seed=2, dtype=torch.float32)
+    rows = enter_stream_twin(plain(3, 16, seed=3, dtype=torch.float32), torch.ones(16))
+    product = functools.partial(fused_linear.launch_scaled_linear, rows, eps=EPS)
+    got = product(kernels.interleave(gate, up), is_gated=True)
+    close(got, torch.nn.functional.silu(product(gate)) * product(up))
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 3, 5])
+def test_accept(num_slots: int) -> None:
+    generator = torch.Generator().manual_seed(num_slots)
+    drafts = torch.randint(0, 2, (40, num_slots), generator=generator)
+    chosen = torch.randint(0, 2, (40, num_slots + 1), generator=generator)
+    num_drafts = torch.randint(0, num_slots + 1, (40,), generator=generator, dtype=torch.int32)
+    got = accept.launch_accept(drafts, chosen, num_drafts)
+    for found, expected in zip(got, accept_twin(drafts, chosen, num_drafts), strict=True):
+        assert torch.equal(found, expected)
