@@ -18,6 +18,7 @@ from typing import Literal, get_args
 
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import (
+    LAST_STATE_DRAFTS,
     BlockDraft,
     Decoder,
     Draft,
@@ -316,7 +317,7 @@ class DraftCheckpoint:
             or self.dtype is None
             or self.decoder is None
             or self.target_hidden_size is None
-            or (self.aux_layer_ids is None and self.algorithm != "mtp")
+            or (self.aux_layer_ids is None and algorithm not in LAST_STATE_DRAFTS)
         ):
             return None
         return Draft(

@@ -285,6 +285,7 @@ def draft_kv_from_scratch(
                     list(ids_target[1 : num_positions + 1]), device=target.device
                 ),
                 aux_hidden_N=output.aux_hidden_NA,
+                final_hidden_NH=output.hidden_ND,
                 views=(view,),
                 last_row=(num_positions - 1,),
             )

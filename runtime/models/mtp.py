@@ -15,24 +15,29 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import embed, head_argmax, head_logits, linear, rms_norm
+from runtime.kernels import embed, enter_stream, head_argmax, head_logits, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
     DecoderLayer,
     TensorSource,
-    enter_norm,
     layer_source,
     rope_table,
 )
-from runtime.models.support import decoder_problems
+from runtime.models.support import decoder_problems, fed_back_problems
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Draft, PredictionLayers
 
 
 def mtp_problems(draft: Draft) -> list[Diagnostic]:
-    """Return every reason in the facts why this draft cannot run (codes: `decoder_problems`)."""
-    return decoder_problems(draft.decoder, where="manifest#/draft/decoder")
+    """Return every reason in the facts why this draft cannot run.
+
+    Codes: `decoder_problems`, `fed_back_problems`.
+    """
+    return [
+        *decoder_problems(draft.decoder, where="manifest#/draft/decoder"),
+        *fed_back_problems(draft),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,10 +98,11 @@ class PredictionLayer:
         token = rms_norm(embedded_NH, self.embedding_norm, eps)
         state = rms_norm(hidden_NH, self.hidden_norm, eps)
         halves = (state, token) if self.is_hidden_first else (token, state)
-        stream = linear(torch.cat(halves, dim=1), self.fc_weight, None)
-        normed, residual = enter_norm(None, stream, self.layer.input_norm, eps)
-        delta, residual = self.layer.forward(normed, residual, batch, cache, cos_sin_TP)
-        normed, raw = enter_norm(delta, residual, self.norm_H, eps)
+        joined = linear(torch.cat(halves, dim=1), self.fc_weight, None)
+        stream = enter_stream(joined, self.layer.input_norm)
+        stream = self.layer.advance(stream, batch, cache, cos_sin_TP, next_norm_D=self.norm_H)
+        raw = stream.residual_MD
+        normed = rms_norm(raw, self.norm_H, eps)
         return DraftHidden(
             feedback_NH=normed if self.is_feedback_normed else raw, head_input_NH=normed
         )

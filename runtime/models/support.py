@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtime.models.layers import rope_problems
 from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.contract.manifest import Decoder
+from specctl.contract.manifest import Decoder, Draft
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -27,6 +27,23 @@ def decoder_problems(decoder: Decoder, *, where: str) -> list[Diagnostic]:
         *rope_problems(decoder.rope, head_dim=decoder.head_dim, where=f"{where}/rope"),
         *_activation_problems(decoder, where),
         *_attention_problems(decoder, where),
+    ]
+
+
+def fed_back_problems(draft: Draft) -> list[Diagnostic]:
+    """Return SD509 when a draft's own output cannot stand in for the target's state."""
+    hidden = draft.decoder.hidden_size
+    if hidden == draft.target_hidden_size:
+        return []
+    return [
+        diagnose(
+            "SD509",
+            where="manifest#/draft/decoder/hidden_size",
+            message="the output of a step is fed back in place of the target's state, and the "
+            f"widths differ: {hidden} and {draft.target_hidden_size}",
+            expected=draft.target_hidden_size,
+            found=hidden,
+        )
     ]
 
 

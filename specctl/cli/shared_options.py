@@ -68,7 +68,9 @@ AuxNumbering = Annotated[
 # How the runtime decodes.
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-Proposer = Annotated[str | None, typer.Option("--proposer", help="eagle3, mtp, ngram or none.")]
+Proposer = Annotated[
+    str | None, typer.Option("--proposer", help="eagle, eagle3, mtp, ngram or none.")
+]
 NumSpeculativeTokens = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),

@@ -14,6 +14,7 @@ from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.fingerprint import fingerprint
 from specctl.contract.manifest import (
     BLOCK_DRAFTS,
+    LAST_STATE_DRAFTS,
     Decoder,
     Manifest,
     TensorRef,
@@ -222,9 +223,13 @@ def _shape_rules(m: Manifest) -> Iterator[_Rule]:
     hidden = m.target.decoder.hidden_size
     width = m.draft.target_hidden_size
     yield "draft.target_hidden_size", "target.decoder.hidden_size", hidden, width
-    is_mtp = m.draft.algorithm == "mtp"
+    reads_last = m.draft.algorithm in LAST_STATE_DRAFTS
     is_null = m.draft.aux_layer_ids is None
-    yield "draft.aux_layer_ids", "null for MTP, else a list", *_yes(is_mtp == is_null)
+    yield (
+        "draft.aux_layer_ids",
+        "null for MTP and EAGLE-1, else a list",
+        *_yes(reads_last == is_null),
+    )
     for layer in m.draft.aux_layer_ids or ():
         is_layer = -1 <= layer < num_layers
         yield "draft.aux_layer_ids", f"id {layer} is in -1..{num_layers - 1}", *_yes(is_layer)

@@ -16,10 +16,12 @@ import msgspec
 SCHEMA_VERSION = 1
 
 OriginKind = Literal["read", "derived", "given"]
-DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash"]
+DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash", "eagle"]
 """Drafts that a manifest can describe."""
 BLOCK_DRAFTS: tuple[DraftAlgorithm, ...] = ("dspark", "dflash")
 """Those that fill a block of slots in one forward."""
+LAST_STATE_DRAFTS: tuple[DraftAlgorithm, ...] = ("mtp", "eagle")
+"""Those that read the target's state after its final norm, and capture no layer's."""
 T = TypeVar("T")
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
@@ -196,7 +198,8 @@ class Draft(_Facts, frozen=True, kw_only=True):
         revision: as the target's.
         decoder: shape of the draft's own layers; `num_layers` counted from tensors.
         target_hidden_size: width of the target states it consumes.
-        aux_layer_ids: 0-based, output of that layer, -1 = embedding output. None for MTP.
+        aux_layer_ids: 0-based, output of that layer, -1 = embedding output. None for MTP
+            and EAGLE-1, which read the state after the final norm.
         aux_numbering: numbering the ids were read in, `boundary` (k = after k blocks) or `output`.
         has_norm_before_residual: eagle3: residual is hidden_norm(h) instead of h.
         has_norm_before_fc: eagle3: `input_norm` over the concatenated states before fc.

@@ -52,6 +52,14 @@ def _role(name: str, *shape: str, when: str = ALWAYS) -> TensorRole:
     return TensorRole(name=name, shape=shape, when=when)
 
 
+def relaxed(roles: tuple[TensorRole, ...], *names: str) -> tuple[TensorRole, ...]:
+    """Return the table with the named roles optional."""
+    return tuple(
+        TensorRole(name=role.name, shape=role.shape, when=OPTIONAL) if role.name in names else role
+        for role in roles
+    )
+
+
 LAYER_ROLES: tuple[TensorRole, ...] = (
     _role("layers.{i}.q_proj.weight", "Q", "X"),
     _role("layers.{i}.k_proj.weight", "KV", "X"),
@@ -119,6 +127,18 @@ DSPARK_ROLES: tuple[TensorRole, ...] = (
     _role("confidence.bias", "1", when="confidence"),
 )
 
+# The first layer of EAGLE-1 has no input norm unless the draft was trained with `layernorms`.
+EAGLE1_ROLES: tuple[TensorRole, ...] = (
+    _role("embedding", "V", "H", when=OPTIONAL),
+    _role("head", "V", "H", when=OPTIONAL),
+    _role("fc.weight", "H", "H+Ht"),
+    _role("fc.bias", "H", when="fc_bias"),
+    _role("embedding_norm", "H", when="layernorms"),
+    _role("layers.0.input_norm", "H", when="layernorms"),
+    *relaxed(LAYER_ROLES, "layers.{i}.input_norm"),
+    _role("norm", "H", when="layernorms"),
+)
+
 MTP_ROLES: tuple[TensorRole, ...] = (
     _role("embedding", "V", "H", when=OPTIONAL),
     _role("head", "V", "H", when=OPTIONAL),
@@ -136,6 +156,7 @@ ROLES_BY_ALGORITHM: Mapping[str, tuple[TensorRole, ...]] = {
     "eagle3": EAGLE3_ROLES,
     "dspark": DSPARK_ROLES,
     "mtp": MTP_ROLES,
+    "eagle": EAGLE1_ROLES,
     "dflash": BLOCK_ROLES,
 }
 

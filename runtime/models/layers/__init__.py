@@ -8,6 +8,8 @@ from runtime.models.layers.mlp import MLP
 from runtime.models.layers.roles import (
     Shapes,
     TensorSource,
+    block_shapes,
+    eagle1_shapes,
     eagle3_shapes,
     layer_source,
     mtp_shapes,
@@ -21,6 +23,8 @@ __all__ = [
     "DecoderLayer",
     "Shapes",
     "TensorSource",
+    "block_shapes",
+    "eagle1_shapes",
     "eagle3_shapes",
     "enter_norm",
     "layer_source",

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from specctl.contract.manifest import Decoder, Draft, Target
+from specctl.contract.manifest import Decoder, Draft, Target, Vocabulary
 from specctl.contract.roles import (
+    EAGLE1_ROLES,
     EAGLE3_ROLES,
     MTP_ROLES,
+    ROLES_BY_ALGORITHM,
     TARGET_ROLES,
     TensorRole,
     dimension,
@@ -73,6 +75,28 @@ def eagle3_shapes(draft: Draft) -> Shapes:
     }
 
 
+def eagle1_shapes(draft: Draft) -> Shapes:
+    """Return role -> shape of fc, norms and layers; embedding and head are not among them.
+
+    The norms that EAGLE-1 may lack are wanted where the manifest has a tensor for them.
+    """
+    decoder = draft.decoder
+    names = required_roles(
+        EAGLE1_ROLES,
+        conditions=frozenset(
+            _layer_conditions(decoder) | ({"fc_bias"} if draft.has_fc_bias else set())
+        ),
+        num_layers=decoder.num_layers,
+        num_aux_states=0,
+    )
+    input_norms = tuple(f"layers.{index}.input_norm" for index in range(decoder.num_layers))
+    first = tuple(
+        name for name in ("embedding_norm", input_norms[0], "norm") if name in draft.tensors
+    )
+    sizes = _layer_sizes(decoder) | {"Ht": draft.target_hidden_size, "X": decoder.hidden_size}
+    return {name: _shape(name, EAGLE1_ROLES, sizes) for name in (*names, *first, *input_norms[1:])}
+
+
 def mtp_shapes(draft: Draft) -> Shapes:
     """Return role -> shape of the prediction layers; embedding, head and map are not among them."""
     decoder = draft.decoder
@@ -84,6 +108,38 @@ def mtp_shapes(draft: Draft) -> Shapes:
     )
     sizes = _layer_sizes(decoder) | {"Ht": draft.target_hidden_size, "X": decoder.hidden_size}
     return {name: _shape(name, MTP_ROLES, sizes) for name in names}
+
+
+def block_shapes(draft: Draft, *, vocabulary: Vocabulary) -> Shapes:
+    """Return role -> shape of a block draft; embedding, head and map are not among them.
+
+    `markov_w2` may hold a row for each target id although the draft's vocabulary is reduced.
+    """
+    assert draft.aux_layer_ids is not None, "the manifest of a block draft lists its aux layers"
+    decoder, markov = draft.decoder, draft.markov
+    rank = 0 if markov is None else markov.rank
+    conditions = _layer_conditions(decoder)
+    conditions |= set() if markov is None else {"markov", f"markov_{markov.kind}"}
+    conditions |= {"confidence"} if draft.has_confidence_head else set()
+    roles = ROLES_BY_ALGORITHM[draft.algorithm]
+    names = required_roles(
+        roles,
+        conditions=frozenset(conditions),
+        num_layers=decoder.num_layers,
+        num_aux_states=len(draft.aux_layer_ids),
+    )
+    w2 = draft.tensors.get("markov_w2")
+    is_full = w2 is not None and w2.shape[:1] == (vocabulary.target_vocab_size,)
+    sizes = _layer_sizes(decoder) | {
+        "A": len(draft.aux_layer_ids),
+        "Ht": draft.target_hidden_size,
+        "X": decoder.hidden_size,
+        "V": vocabulary.target_vocab_size,
+        "R": vocabulary.target_vocab_size if is_full else vocabulary.draft_vocab_size,
+        "M": rank,
+        "C": decoder.hidden_size + (rank if draft.is_confidence_with_markov else 0),
+    }
+    return {name: _shape(name, roles, sizes) for name in names}
 
 
 def _layer_conditions(decoder: Decoder) -> set[str]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint, tensor_place
 from specctl.contract.file_names import CONFIG
+from specctl.contract.roles import EAGLE1_ROLES
 from specctl.draft import DraftCheckpoint, chain_geometry
 from specctl.formats.assemble import NormFlags, assemble, is_whole
 from specctl.formats.aux_layers import NO_AUX
 from specctl.formats.decoder import count_layers, read_draft_stack, report_layer_count
 from specctl.formats.eagle.eagle3 import read_target_hidden, report_unflagged
-from specctl.formats.eagle.roles import EAGLE1_ROLES
 from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.model_types import Family, flat_layers
 from specctl.formats.names import (

@@ -1,7 +1,6 @@
 """Tensor roles of the EAGLE relatives that the runtime does not serve.
 
-*Source:* SafeAILab/EAGLE `cnets1.py` (EAGLE-1); Speculators 0.1 to 0.6 `EagleSpeculatorConfig`
-(`layernorms`); Speculators 0.9 and vLLM pull request 32887 (`mask_hidden`); Kimi-K2 drafts of
+*Source:* Speculators 0.9 and vLLM pull request 32887 (`mask_hidden`); Kimi-K2 drafts of
 Model-Optimizer (DeepSeek-V2 attention); deepseek-ai/DeepSpec `Qwen3Eagle3Model`.
 """
 
@@ -11,34 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from specctl.contract.roles import ALWAYS, EAGLE3_ROLES, LAYER_ROLES, OPTIONAL, TensorRole
+from specctl.contract.roles import ALWAYS, EAGLE3_ROLES, TensorRole, relaxed
 
 Q_LORA, NO_Q_LORA = "q_lora", "no_q_lora"
 
 
 def _role(name: str, *shape: str, when: str = ALWAYS) -> TensorRole:
     return TensorRole(name=name, shape=shape, when=when)
-
-
-def relaxed(roles: tuple[TensorRole, ...], *names: str) -> tuple[TensorRole, ...]:
-    """Return the table with the named roles optional."""
-    return tuple(
-        TensorRole(name=role.name, shape=role.shape, when=OPTIONAL) if role.name in names else role
-        for role in roles
-    )
-
-
-# The first layer of EAGLE-1 has no input norm unless the draft was trained with `layernorms`.
-EAGLE1_ROLES: tuple[TensorRole, ...] = (
-    _role("embedding", "V", "H", when=OPTIONAL),
-    _role("head", "V", "H", when=OPTIONAL),
-    _role("fc.weight", "H", "H+Ht"),
-    _role("fc.bias", "H", when="fc_bias"),
-    _role("embedding_norm", "H", when="layernorms"),
-    _role("layers.0.input_norm", "H", when="layernorms"),
-    *relaxed(LAYER_ROLES, "layers.{i}.input_norm"),
-    _role("norm", "H", when="layernorms"),
-)
 
 
 def peagle_roles(mask_rank: int) -> tuple[TensorRole, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from specctl.contract.roles import EAGLE3_ROLES
+from specctl.contract.roles import EAGLE1_ROLES, EAGLE3_ROLES
 from specctl.formats.eagle import deepspec, eagle1, mla, peagle
 from specctl.formats.eagle.eagle3 import NEMO_NAMES, SAFEAILAB_NAMES, SPECULATORS_NAMES
-from specctl.formats.eagle.roles import DEEPSPEC_ROLES, EAGLE1_ROLES, MLA_ROLES, peagle_roles
+from specctl.formats.eagle.roles import DEEPSPEC_ROLES, MLA_ROLES, peagle_roles
 from specctl.formats.names import FileTables
 
 TABLES: Mapping[str, FileTables] = MappingProxyType(

@@ -103,7 +103,9 @@ def test_eagle_1_uses_the_targets_head_and_reads_its_last_state() -> None:
     assert (read.num_aux_states, read.aux_layer_ids) == (None, None)
     assert (read.target_vocab_size, read.draft_vocab_size) == (64, 64)
     assert read.sharing().head == "target"
-    assert read.to_draft(source=".", revision=None) is None
+    served = read.to_draft(source=".", revision=None)
+    assert served is not None
+    assert (served.algorithm, served.aux_layer_ids) == ("eagle", None)
     assert checks.check_pair(read, target("hf-llama-clean")) == ()
 
 

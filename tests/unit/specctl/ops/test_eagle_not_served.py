@@ -17,7 +17,6 @@ from tests.unit.specctl.formats.edits import CHECKPOINTS, draft
         ("modelopt-eagle3-last-state-only", "lacks `fc.weight`"),
         ("mla-eagle3-clean", "mla attention"),
         ("peagle-clean", "drafts of algorithm `peagle`"),
-        ("eagle-qkv-bias", "drafts of algorithm `eagle`"),
     ],
 )
 def test_a_variant_is_refused_with_what_stands_in_the_way(name: str, words: str) -> None:

@@ -1,0 +1,234 @@
+"""The EAGLE-1 draft (EAGLE-2 and HASS files too): decoder layers over fc(embedding, state).
+
+Row i of a request holds token x[i+1] and the target's final-normed state at position i. The layers'
+raw output stands for the state at i + 1: the target's head makes it propose x[i+2], and the next
+row of a chain takes it in place of the target's state. The first layer has no input norm.
+Drafts trained with `layernorms` (Speculators) norm the embedding, the first layer's input, and the
+head's input; what is fed back stays raw.
+Legend: N rows, M rows picked by the caller, H hidden size of draft and target, R draft vocabulary,
+T positions, V target vocabulary.
+*Source:* Li et al., "EAGLE" (arXiv 2401.15077); SafeAILab `cnets1.py`; Speculators 0.6 `eagle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kernels import (
+    Stream,
+    embed,
+    head_argmax,
+    head_logits,
+    linear,
+    rms_norm,
+)
+from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.chain import DraftHidden
+from runtime.models.layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    TensorSource,
+    layer_source,
+    rope_table,
+)
+from runtime.models.support import decoder_problems, fed_back_problems
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import Decoder, Draft
+
+
+def eagle1_problems(draft: Draft) -> list[Diagnostic]:
+    """Return every reason in the facts why this draft cannot run.
+
+    Codes: `decoder_problems`, `fed_back_problems`.
+    """
+    return [
+        *decoder_problems(draft.decoder, where="manifest#/draft/decoder"),
+        *fed_back_problems(draft),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FusedLayer:
+    """The first layer: fc joins its inputs, and attention reads them with or without a norm.
+
+    Args:
+        fc_weight: [H, 2 H], the embedding's half first.
+        fc_bias: [H] or None.
+        embedding_norm: [H] or None.
+        input_norm: [H] or None.
+    """
+
+    fc_weight: torch.Tensor
+    fc_bias: torch.Tensor | None
+    embedding_norm: torch.Tensor | None
+    input_norm: torch.Tensor | None
+    attention: Attention
+    post_attention_norm: torch.Tensor
+    mlp: MLP
+    rms_norm_eps: float
+
+    @classmethod
+    def build(cls, facts: Draft, take: TensorSource) -> FusedLayer:
+        """Take fc and the tensors of layer 0."""
+        decoder, layer = facts.decoder, layer_source(take, 0)
+        return cls(
+            fc_weight=take("fc.weight"),
+            fc_bias=take("fc.bias") if facts.has_fc_bias else None,
+            embedding_norm=take("embedding_norm") if "embedding_norm" in facts.tensors else None,
+            input_norm=layer("input_norm") if "layers.0.input_norm" in facts.tensors else None,
+            attention=Attention.build(decoder, layer, layer_index=0),
+            post_attention_norm=layer("post_attention_norm"),
+            mlp=MLP.build(decoder, layer),
+            rms_norm_eps=decoder.rms_norm_eps,
+        )
+
+    def forward(
+        self,
+        embedded_NH: torch.Tensor,
+        hidden_NH: torch.Tensor,
+        batch: PreparedBatch,
+        cache: KVLayer,
+        cos_sin_TP: torch.Tensor,
+        *,
+        next_norm_H: torch.Tensor,
+    ) -> Stream:
+        """Return the stream after this layer, at the norm whose weight is `next_norm_H`."""
+        eps = self.rms_norm_eps
+        if self.embedding_norm is not None:
+            embedded_NH = rms_norm(embedded_NH, self.embedding_norm, eps)
+        joined = linear(torch.cat((embedded_NH, hidden_NH), dim=1), self.fc_weight, self.fc_bias)
+        read = joined if self.input_norm is None else rms_norm(joined, self.input_norm, eps)
+        attended = self.attention.join(
+            linear(read, self.attention.qkv_weight, self.attention.qkv_bias),
+            joined,
+            batch,
+            cache,
+            cos_sin_TP,
+            next_norm_D=self.post_attention_norm,
+        )
+        return self.mlp.advance(attended, eps=eps, next_norm_D=next_norm_H)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Eagle1Model:
+    """Weights of an EAGLE-1 draft and its forward.
+
+    Args:
+        facts: manifest section that it was built from.
+        embedding_VH: input embedding over target ids: its own or the target's tensor.
+        first_layer: layer 0 with fc.
+        layers: layers 1 and up.
+        norm_H: norm before the head; None when the head reads the raw output.
+        head_RH: output head over draft ids: its own or (rows of) the target's.
+        draft_to_target_R: int64, absolute target id of each draft id.
+        cos_sin_TP: fp32 rotary table.
+    """
+
+    facts: Draft
+    embedding_VH: torch.Tensor
+    first_layer: FusedLayer
+    layers: tuple[DecoderLayer, ...]
+    norm_H: torch.Tensor | None
+    head_RH: torch.Tensor
+    draft_to_target_R: torch.Tensor
+    cos_sin_TP: torch.Tensor
+
+    @classmethod
+    def build(
+        cls,
+        facts: Draft,
+        take: TensorSource,
+        *,
+        embedding_VH: torch.Tensor,
+        head_RH: torch.Tensor,
+        draft_to_target_R: torch.Tensor,
+        num_positions: int,
+    ) -> Eagle1Model:
+        """Build the model from tensors with the roles and shapes of `layers.eagle1_shapes`.
+
+        Args:
+            facts: manifest section.
+            take: role -> tensor.
+            embedding_VH: resolved input embedding, [target vocab, H].
+            head_RH: resolved head, one row per draft id.
+            draft_to_target_R: int64 absolute target ids in draft-id order.
+            num_positions: rows of the rotary table: every position that the target can reach.
+        """
+        decoder = facts.decoder
+        return cls(
+            facts=facts,
+            embedding_VH=embedding_VH,
+            first_layer=FusedLayer.build(facts, take),
+            layers=tuple(
+                DecoderLayer.build(decoder, layer_source(take, index), layer_index=index)
+                for index in range(1, decoder.num_layers)
+            ),
+            norm_H=take("norm") if "norm" in facts.tensors else None,
+            head_RH=head_RH,
+            draft_to_target_R=draft_to_target_R,
+            cos_sin_TP=_table(decoder, num_positions, embedding_VH.device),
+        )
+
+    @property
+    def kv_specs(self) -> tuple[KVLayerSpec, ...]:
+        """Cache needs, one per layer."""
+        attentions = (self.first_layer.attention, *(la.attention for la in self.layers))
+        return tuple(attention.kv_spec for attention in attentions)
+
+    @property
+    def max_positions(self) -> int:
+        """Context that the draft was made for."""
+        return self.facts.decoder.max_position_embeddings
+
+    def fuse(self, states_NA: torch.Tensor) -> torch.Tensor:
+        """Return the target's final-normed states [N, H] as they are: fc reads them directly."""
+        return states_NA
+
+    def forward(
+        self, batch: PreparedBatch, hidden_NH: torch.Tensor, kv: Sequence[KVLayer]
+    ) -> DraftHidden:
+        """Run the draft's layers on the rows of `batch`, writing their keys and values.
+
+        Args:
+            batch: rows whose ids are target ids: the token after the one that the state is of.
+            hidden_NH: the target's final-normed states, or `feedback_NH` of the row before.
+            kv: this draft's cache layers, one per layer.
+        """
+        # Without a norm before the head nothing reads the weighted half of the last stream.
+        last = self.first_layer.post_attention_norm if self.norm_H is None else self.norm_H
+        norms = (*(layer.input_norm for layer in self.layers), last)
+        stream = self.first_layer.forward(
+            embed(batch.ids_target_N, self.embedding_VH),
+            hidden_NH,
+            batch,
+            kv[0],
+            self.cos_sin_TP,
+            next_norm_H=norms[0],
+        )
+        for layer, cache, next_norm in zip(self.layers, kv[1:], norms[1:], strict=True):
+            stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
+        raw = stream.residual_MD
+        if self.norm_H is None:
+            return DraftHidden(feedback_NH=raw, head_input_NH=raw)
+        normed = rms_norm(raw, self.norm_H, self.facts.decoder.rms_norm_eps)
+        return DraftHidden(feedback_NH=raw, head_input_NH=normed)
+
+    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits [M, R] over draft ids."""
+        return head_logits(head_input_MH, self.head_RH)
+
+    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped."""
+        ids_draft, _ = head_argmax(head_input_MH, self.head_RH)
+        return self.draft_to_target_R[ids_draft]
+
+
+def _table(decoder: Decoder, num_positions: int, device: torch.device) -> torch.Tensor:
+    return rope_table(
+        decoder.rope, head_dim=decoder.head_dim, num_positions=num_positions, device=device
+    )
