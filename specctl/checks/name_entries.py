@@ -54,7 +54,7 @@ class NameEntries:
 
     def has(self, module: str) -> bool:
         """Tell whether an entry names the module or something that it lies in."""
-        if any(run in self.names for run in self._runs(module)):
+        if self.names and any(run in self.names for run in self._runs(module)):
             return True
         if not self.expressions or len(module) > _MAX_NAME_CHARS:
             return False
@@ -62,11 +62,13 @@ class NameEntries:
 
     def hits(self, modules: Iterable[str]) -> frozenset[str]:
         """Return the entries, of those without wildcards, that name something of the modules."""
+        if not self.names:
+            return frozenset()
         return frozenset(run for name in modules for run in self._runs(name) if run in self.names)
 
     def _runs(self, module: str) -> Iterator[str]:
         """Yield every run of dotted parts that an entry could be."""
-        parts = module.split(".") if self.names else []
+        parts = module.split(".")
         if len(parts) > _MAX_PARTS:
             return
         for begin, run in enumerate(parts):
@@ -123,7 +125,7 @@ def _expression(text: str) -> _Expression | None:
                 continue  # joined to the dot below
             if token != "+" or before not in _DIGITS:
                 return None
-            pieces[-1] += "{1,9}"
+            pieces[-1] += "{1,9}?"  # as few as will do: what follows a `.*` may need the others
         elif token == "." and after in ("*", "+") and depth == 0:
             pieces[-1] += "." if after == "+" else ""
             pieces.append("")

@@ -149,7 +149,7 @@ def _check_scales(
     paired: set[str] = set()
     usual = _WEIGHT_SCALES[0]  # the suffix that the last weight had
     for key in quantised:
-        entry, stem = tensors[key], _stem(key)
+        entry, stem = tensors[key], key.removesuffix(_PACKED_WEIGHT).removesuffix(_WEIGHT)
         scale = tensors.get(stem + usual)
         if scale is None:
             suffix = next((s for s in _WEIGHT_SCALES if stem + s in tensors), None)
@@ -178,13 +178,12 @@ def _check_scales(
                 expected=_expected_scale(entry, declared.block),
                 found=list(scale.shape),
             )
-    for key, entry in tensors.items():
-        if key not in paired and key.endswith(SCALES):
-            suffix = next(s for s in SCALES if key.endswith(s))
-            stem = key.removesuffix(suffix)
-            weights = (tensors.get(stem + s) for s in _WEIGHTS)
-            if not any(weight is not None and _is_quantised(weight) for weight in weights):
-                yield from _check_lone_scale(entry, stem, suffix, tensors)
+    for key in [key for key in tensors if key not in paired and key.endswith(SCALES)]:
+        suffix = next(s for s in SCALES if key.endswith(s))
+        stem = key.removesuffix(suffix)
+        weights = (tensors.get(stem + s) for s in _WEIGHTS)
+        if not any(weight is not None and _is_quantised(weight) for weight in weights):
+            yield from _check_lone_scale(tensors[key], stem, suffix, tensors)
 
 
 def _check_lone_scale(
@@ -250,7 +249,8 @@ def _check_plain(
     surplus: list[TensorEntry] = []
     own: list[TensorEntry] = []
     ignored, targets = name_entries(declared.ignore), name_entries(declared.targets)
-    projections = sorted(key for key in stored.tensors if key.endswith(_PROJECTIONS))
+    weights = [key for key in stored.tensors if key.endswith(_WEIGHTS)]
+    projections = sorted([key for key in weights if key.endswith(_PROJECTIONS)])
     if not (_is_decidable(ignored, projections) and _is_decidable(targets, projections)):
         return
     for key in projections:
@@ -294,6 +294,8 @@ def _check_plain(
 
 def _check_entries(tensors: Mapping[str, TensorEntry], declared: Declared) -> Iterator[Diagnostic]:
     entries = name_entries(declared.ignore).names
+    if not entries:
+        return
     spellings = name_entries([*entries, *(s for entry in entries for s in _other_spelling(entry))])
     hits = spellings.hits(_stem(key) for key in tensors if key.endswith(_WEIGHTS))
     for number, entry in enumerate(declared.ignore):

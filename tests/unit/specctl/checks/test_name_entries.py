@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specctl.checks.name_entries import name_entries
@@ -80,6 +80,7 @@ names = st.text("ab.12", max_size=8)
 
 
 @settings(max_examples=400, deadline=None)
+@example(["a", r"\d+", ".*", ".+"], "a11")
 @given(st.lists(pieces, max_size=6), names)
 def test_expressions_match_as_the_library_does(parts: list[str], name: str) -> None:
     text = "".join(parts)
