@@ -10,7 +10,7 @@ import torch
 
 from specctl.contract.diagnostics import Diagnostic
 
-ProposerName = Literal["none", "eagle3", "mtp", "ngram", "oracle"]
+ProposerName = Literal["none", "eagle", "eagle3", "mtp", "dflash", "dspark", "ngram", "oracle"]
 GraphsMode = Literal["auto", "off"]
 ConfigOrigin = Literal["given", "manifest", "default", "derived"]
 
@@ -23,7 +23,7 @@ DEVICE_DTYPES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("float32", "bfloat16"),
     "cuda": ("bfloat16", "float16"),
 }
-DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset({"eagle3", "mtp"})
+DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 """Proposers that run a draft model."""
 
 DEFAULT_KV_BLOCK_SIZE = 16

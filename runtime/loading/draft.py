@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -18,17 +19,21 @@ from runtime.loading.match import FLOAT_DTYPES, ID_DTYPES, MASK_DTYPES, Wanted, 
 from runtime.loading.reader import TensorReader, refuse_errors
 from runtime.loading.vocabulary import read_draft_to_target
 from runtime.models import (
+    BlockModel,
     DraftModel,
+    Eagle1Model,
     Eagle3Model,
     MtpModel,
     TargetModel,
+    block_shapes,
+    eagle1_shapes,
     eagle3_shapes,
     mtp_shapes,
 )
 from runtime.models.layers import Shapes, TensorSource
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.contract.manifest import Draft, Manifest, Sharing, Target, TensorRef
+from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest, Sharing, Target, TensorRef
 
 # Roles that a file may hold without the model being built from them by role.
 _OPTIONAL_ROLES = ("embedding", "head", "d2t", "t2d")
@@ -47,7 +52,7 @@ def read_draft(
     """Return the draft and the warnings of its files.
 
     Args:
-        manifest: has a draft whose algorithm is a key of `BUILDERS`.
+        manifest: has a draft whose algorithm the runtime runs.
         manifest_dir: directory that relative paths count from.
         target: the loaded target, None on a stage that does not hold its embedding and head.
         device: where the weights go.
@@ -63,7 +68,8 @@ def read_draft(
     directory = resolve_source(facts.source, manifest_dir)
     origin = embedding_origin(sharing, target)
     with WeightFiles(directory, [file.file for file in facts.files], device=device) as files:
-        shapes = BUILDERS[facts.algorithm].shapes(facts)
+        builder = builder_of(manifest, facts)
+        shapes = builder.shapes(facts)
         wanted = [
             *(_wanted(facts, role, shape) for role, shape in shapes.items()),
             *_wanted_vocabulary(manifest, facts, sharing, origin),
@@ -84,7 +90,7 @@ def read_draft(
         reader = TensorReader(
             files, {role: facts.tensors[role].key for role in shapes}, dtype=dtype
         )
-        model = BUILDERS[facts.algorithm].build(
+        model = builder.build(
             facts,
             reader,
             embedding_VH=shared.embedding(origin),
@@ -123,10 +129,21 @@ class Builder(NamedTuple):
 
 
 BUILDERS: Mapping[str, Builder] = {
+    "eagle": Builder(eagle1_shapes, Eagle1Model.build),
     "eagle3": Builder(eagle3_shapes, Eagle3Model.build),
     "mtp": Builder(mtp_shapes, MtpModel.build),
 }
-"""Algorithm -> how its draft is built."""
+"""Algorithm -> how its draft is built; block drafts need more than their own section."""
+
+
+def builder_of(manifest: Manifest, facts: Draft) -> Builder:
+    """Return how the manifest's draft is built."""
+    if facts.algorithm in BLOCK_DRAFTS:
+        return Builder(
+            partial(block_shapes, vocabulary=manifest.vocabulary),
+            partial(BlockModel.build, geometry=manifest.geometry),
+        )
+    return BUILDERS[facts.algorithm]
 
 
 def embedding_origin(sharing: Sharing, target: TargetModel | None) -> Origin:

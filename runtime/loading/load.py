@@ -20,17 +20,21 @@ from runtime.loading.target import read_target
 from runtime.models import (
     DraftModel,
     TargetModel,
+    block_problems,
+    eagle1_problems,
     eagle3_problems,
     mtp_problems,
     target_problems,
 )
 from specctl.contract.codec import verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.contract.manifest import Draft, Manifest
+from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest
 
 _FACT_CHECKS: Mapping[str, Callable[[Draft], list[Diagnostic]]] = {
+    "eagle": eagle1_problems,
     "eagle3": eagle3_problems,
     "mtp": mtp_problems,
+    **dict.fromkeys(BLOCK_DRAFTS, block_problems),
 }
 
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from runtime.models.block import BlockModel, BlockRows, block_problems
 from runtime.models.chain import ChainDraft, DraftHidden
+from runtime.models.eagle1 import Eagle1Model, eagle1_problems
 from runtime.models.eagle3 import Eagle3Model, eagle3_problems
-from runtime.models.layers import eagle3_shapes, mtp_shapes, target_shapes
+from runtime.models.layers import (
+    block_shapes,
+    eagle1_shapes,
+    eagle3_shapes,
+    mtp_shapes,
+    target_shapes,
+)
 from runtime.models.mtp import MtpModel, mtp_problems
 from runtime.models.target import TargetModel, TargetOutput, target_problems
 
-DraftModel = Eagle3Model | MtpModel
+DraftModel = Eagle1Model | Eagle3Model | MtpModel | BlockModel
 """Any draft that a manifest can load to."""
 
 __all__ = [
+    "BlockModel",
+    "BlockRows",
     "ChainDraft",
     "DraftHidden",
     "DraftModel",
+    "Eagle1Model",
     "Eagle3Model",
     "MtpModel",
     "TargetModel",
     "TargetOutput",
+    "block_problems",
+    "block_shapes",
+    "eagle1_problems",
+    "eagle1_shapes",
     "eagle3_problems",
     "eagle3_shapes",
     "mtp_problems",

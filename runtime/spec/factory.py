@@ -9,7 +9,8 @@ import torch
 
 from runtime.config import DRAFT_PROPOSERS, ProposerName
 from runtime.kv import KVLayer
-from runtime.models import DraftModel
+from runtime.models import BlockModel, DraftModel
+from runtime.spec.block import BlockProposer
 from runtime.spec.chain import ChainProposer
 from runtime.spec.ngram import DEFAULT_MAX_NGRAM, NgramProposer
 from runtime.spec.none import NoProposer
@@ -58,6 +59,10 @@ def make_proposer(
     if name in DRAFT_PROPOSERS:
         if draft is None:
             raise _unavailable(name, expected=f"an `{name}` draft in the manifest")
+        if isinstance(draft.model, BlockModel):
+            return BlockProposer(
+                draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
+            )
         return ChainProposer(
             draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
         )

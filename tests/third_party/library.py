@@ -85,6 +85,10 @@ class Library:
         """Return `digest` of every module's output, `shape` and `logits` of one forward pass."""
         return self._ask("trace", directory=str(directory))
 
+    def blocks(self, directory: Path | str, anchors: list[int]) -> dict[str, Any]:
+        """Return `base`, `corrected` and `confidence` of the blocks at the anchors."""
+        return self._ask("blocks", directory=str(directory), anchors=anchors)
+
     def build(self, directory: Path, config: dict[str, Any], ids: list[int] | None = None) -> str:
         """Let the library build, fill and save a model; return its class."""
         name = self._ask("build", directory=str(directory), config=config, ids=ids)["type"]

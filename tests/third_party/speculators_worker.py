@@ -110,6 +110,45 @@ def trace(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def blocks(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a block draft on fixed inputs; return what its heads make of the asked-for anchors.
+
+    The answer has a list for each anchor, over the block's slots: `base` and `corrected` logits
+    (equal without a Markov head), and `confidence` log odds (None without that head).
+    """
+    from speculators.models.dspark import core
+
+    model = SpeculatorModel.from_pretrained(request["directory"]).to(torch.float32).eval()
+    found: dict[str, Any] = {}
+    model.lm_head.register_forward_hook(lambda *call: found.update(base=call[2]))
+    judge = core.compute_metrics
+
+    def note(logits: Any, targets: Any, confidence: Any, *args: Any, **kwargs: Any) -> Any:
+        found.update(corrected=logits, confidence=confidence)
+        return judge(logits, targets, confidence, *args, **kwargs)
+
+    core.compute_metrics = note
+    try:
+        with torch.no_grad():
+            model(**_inputs(model))
+    finally:
+        core.compute_metrics = judge
+    size = model.config.block_size
+
+    def of_anchors(name: str, source: str) -> Any:
+        value = found.get(name, found.get(source))
+        if value is None:
+            return None
+        rows = value.view(-1, size, *value.shape[2:])
+        return [rows[anchor].tolist() for anchor in request["anchors"]]
+
+    return {
+        "base": of_anchors("base", "base"),
+        "corrected": of_anchors("corrected", "base"),
+        "confidence": of_anchors("confidence", "confidence"),
+    }
+
+
 def _inputs(model: Any) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(7)
     config = model.config
@@ -184,7 +223,7 @@ def _bytes(value: torch.Tensor) -> bytes:
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
-OPERATIONS = {"load": load, "trace": trace, "build": build, "convert": convert}
+OPERATIONS = {"load": load, "trace": trace, "blocks": blocks, "build": build, "convert": convert}
 
 
 def main() -> None:

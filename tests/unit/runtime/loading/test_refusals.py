@@ -149,13 +149,15 @@ def test_map_beyond_the_target_vocabulary(pair: Pair) -> None:
     assert (found.code, found.found) == ("SD402", "1005")
 
 
-@pytest.mark.parametrize("algorithm", ["dspark"])
+@pytest.mark.parametrize("algorithm", ["medusa"])
 def test_other_algorithms_name_what_runs(pair: Pair, algorithm: str) -> None:
     manifest = pair.manifest()
     assert manifest.draft is not None
     draft = msgspec.structs.replace(manifest.draft, algorithm=algorithm)
     found = refusal(msgspec.structs.replace(manifest, draft=draft))
-    assert (found.code, found.expected, found.found) == ("SD810", "eagle3, mtp", algorithm)
+    assert (found.code, found.found) == ("SD810", algorithm)
+    assert "eagle3" in str(found.expected)
+    assert "dspark" in str(found.expected)
 
 
 @pytest.mark.parametrize(
