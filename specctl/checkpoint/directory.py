@@ -3,7 +3,8 @@
 Invariants: never stops at the first problem; an exception is raised only when there is nothing to
 open at all. Choice of weights, first match wins: safetensors index, `model.safetensors`, the only
 other `*.safetensors`, pickle index, `pytorch_model.bin`, a heads file. What was passed over is
-reported.
+reported. An index decides even when none of its files is here: that is an error, and
+`model.safetensors` is then read only so that the rest can be checked.
 *Source:* Hugging Face file names; the index decides because readers that glob mix stray files in.
 """
 
@@ -22,6 +23,7 @@ from specctl.checkpoint.json_text import read_object
 from specctl.checkpoint.safetensors_header import needed_bytes, read_header
 from specctl.checkpoint.sources.opening import open_store
 from specctl.checkpoint.sources.store import PREFETCH_FILES, FileStore, Needed
+from specctl.checkpoint.stray import report_ignored, report_stray
 from specctl.checkpoint.tensor_entry import TensorEntry, shown
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.file_names import CONFIG, INDEX, PICKLE_INDEX, PICKLE_SINGLE, SINGLE
@@ -166,15 +168,12 @@ def _read_weights(
     if INDEX in names:
         index = read_index(store, INDEX, findings)
         if index is not None and (index.shards or SINGLE not in plain):
-            _report_ignored(plain, set(index.weight_map.values()), INDEX, findings)
-            return _read_indexed(store, index, read_header, "safetensors", findings)
+            weights = _read_indexed(store, index, read_header, "safetensors", findings)
+            stray = _others(plain, set(index.weight_map.values()))
+            report_stray(store, stray, INDEX, weights.tensors, findings)
+            return weights
         if index is not None:
-            findings.add(
-                "SD124",
-                where=INDEX,
-                message=f"none of the files it names is here; `{SINGLE}` was read instead",
-                help=f"Delete `{INDEX}`, or fetch the shards it names",
-            )
+            _report_stale(index, findings)
         if plain:
             return _read_unindexed(store, plain, findings)
         return _Weights(tensors={}, files=(), container="safetensors", layout="sharded")
@@ -183,10 +182,24 @@ def _read_weights(
     return _read_pickles(store, names, findings, allow_pickle=allow_pickle)
 
 
+def _report_stale(index: Index, findings: Findings) -> None:
+    findings.add(
+        "SD124",
+        where=INDEX,
+        message=f"the index decides, and none of the {len(set(index.weight_map.values()))} files "
+        f"it names is here; `{SINGLE}`, which it does not name, was read to check the rest",
+        expected="the files it names, or no index",
+        found=f"`{SINGLE}`",
+        help=f"Delete `{INDEX}` if `{SINGLE}` is the checkpoint, or fetch the files it names",
+        severity="error",
+    )
+
+
 def _read_unindexed(store: FileStore, plain: list[str], findings: Findings) -> _Weights:
     if SINGLE in plain:
-        _report_ignored(plain, {SINGLE}, SINGLE, findings)
-        return _read_single(store, SINGLE, read_header, "safetensors", findings)
+        weights = _read_single(store, SINGLE, read_header, "safetensors", findings)
+        report_stray(store, _others(plain, {SINGLE}), SINGLE, weights.tensors, findings)
+        return weights
     if len(plain) == 1:
         name = plain[0]
         match = SHARD_NAME.fullmatch(name)
@@ -231,19 +244,14 @@ def _read_pickles(
         if index is None:
             return _Weights(tensors={}, files=(), container="pickle", layout="sharded")
         bins = [n for n in names if n.endswith(".bin") and n.startswith("pytorch_model")]
-        _report_ignored(bins, set(index.weight_map.values()), PICKLE_INDEX, findings)
+        for name in _others(bins, set(index.weight_map.values())):
+            report_ignored(name, PICKLE_INDEX, findings)
         return _read_indexed(store, index, reader, "pickle", findings)
     return _read_single(store, single or PICKLE_SINGLE, reader, "pickle", findings)
 
 
-def _report_ignored(names: list[str], used: set[str], winner: str, findings: Findings) -> None:
-    for name in names:
-        if name not in used:
-            findings.add(
-                "SD124",
-                where=shown(name),
-                message=f"not part of the checkpoint: `{winner}` decides which files are read",
-            )
+def _others(names: list[str], used: set[str]) -> list[str]:
+    return [name for name in names if name not in used]
 
 
 def _read_files(

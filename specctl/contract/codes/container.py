@@ -39,8 +39,10 @@ CODES: tuple[Code, ...] = (
         slug="tensor-in-two-shards",
         severity="error",
         summary="The same tensor is stored in two files.",
-        why="Which copy an engine uses depends on the order in which it reads files.",
+        why="Which copy an engine uses depends on the order in which it reads files; the second "
+        "file need not be in the index.",
         fix="Keep one copy and point the index at it",
+        source="vLLM issue 54230",
     ),
     Code(
         code="SD105",

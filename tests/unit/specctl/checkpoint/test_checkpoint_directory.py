@@ -88,29 +88,57 @@ def test_total_size_as_written_by_other_tools(sharded: Open) -> None:
 
 
 def test_stray_files_beside_the_index_are_ignored(sharded: Open, directory: Path) -> None:
-    write(directory / "model.safetensors", "a")
-    write(directory / "consolidated.safetensors", "a")
+    write(directory / "model.safetensors", "z")
+    write(directory / "consolidated.safetensors", "layers.0.a", "layers.0.b")
     checkpoint = sharded({"weight_map": {"a": S1, "b": S2}}, {S1: ("a",), S2: ("b",)})
-    assert codes(checkpoint) == ["SD124", "SD124"]
-    assert [d.where for d in checkpoint.diagnostics] == [
-        "consolidated.safetensors",
-        "model.safetensors",
+    assert [(d.code, d.severity, d.where) for d in checkpoint.diagnostics] == [
+        ("SD124", "warning", "consolidated.safetensors"),
+        ("SD124", "warning", "model.safetensors"),
     ]
     assert INDEX in checkpoint.diagnostics[0].message
     assert checkpoint.tensors["a"].file == S1
 
 
-def test_stale_index_loses_against_the_single_file(sharded: Open, directory: Path) -> None:
+def test_a_stray_file_with_an_indexed_tensor_is_an_error(sharded: Open, directory: Path) -> None:
+    """Vllm issue 54230: a loader that globs overwrote the indexed weights."""
+    write(directory / "extra.safetensors", "a", "b", "z")
+    checkpoint = sharded({"weight_map": {"a": S1, "b": S2}}, {S1: ("a",), S2: ("b",)})
+    found = only(checkpoint)
+    assert (found.code, found.severity) == ("SD104", "error")
+    assert found.where == "extra.safetensors::a[2 F32]"
+    assert "2 of its tensors" in found.message
+    assert S1 in found.message
+    assert found.found == "2 of the 3 tensors of `extra.safetensors` in two files"
+    assert {t.file for t in checkpoint.tensors.values()} == {S1, S2}
+
+
+def test_a_stray_file_that_cannot_be_read_stays_a_warning(sharded: Open, directory: Path) -> None:
+    (directory / "extra.safetensors").write_bytes(b"<html>")
+    found = only(sharded({"weight_map": {"a": S1, "b": S2}}, {S1: ("a",), S2: ("b",)}))
+    assert (found.code, found.severity) == ("SD124", "warning")
+    assert found.notes == ("its header cannot be read, so its tensors are not known",)
+
+
+def test_an_index_without_its_files_is_an_error_beside_the_single_file(
+    sharded: Open, directory: Path
+) -> None:
     write(directory / "model.safetensors", "a")
     checkpoint = sharded({"weight_map": {"a": S1, "b": S2}}, {})
     assert codes(checkpoint) == ["SD102", "SD102", "SD124"]
-    assert "`model.safetensors` was read instead" in checkpoint.diagnostics[2].message
+    assert {d.severity for d in checkpoint.diagnostics} == {"error"}
+    text = checkpoint.diagnostics[2].message
+    assert "the index decides, and none of the 2 files it names is here" in text
+    assert "`model.safetensors`, which it does not name, was read to check the rest" in text
     assert checkpoint.tensors["a"].file == "model.safetensors"
 
 
 def test_stray_file_beside_the_single_file(single: Open, directory: Path) -> None:
+    write(directory / "other.safetensors", "b")
+    found = only(single(*table("a")))
+    assert (found.code, found.where) == ("SD124", "other.safetensors")
     write(directory / "other.safetensors", "a")
-    assert only(single(*table("a"))).where == "other.safetensors"
+    again = only(single(*table("a")))
+    assert (again.code, again.where) == ("SD104", "other.safetensors::a[2 F32]")
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,9 @@ def test_speculators_268_a_config_of_another_run_is_noticed(weights: str, config
 def test_vllm_54230_of_two_files_with_one_tensor_the_index_decides() -> None:
     """Vllm issue 54230 (56): a file beside the indexed ones overwrote their weights."""
     assert "SD104" in codes(loaded("container-two-shards"))
+    (again,) = open_checkpoint(CHECKPOINTS / "container-stray-again").diagnostics
+    assert (again.code, again.severity) == ("SD104", "error")
+    assert "consolidated.safetensors" in again.where
     stray = open_checkpoint(CHECKPOINTS / "container-stray-file")
     assert codes(stray.diagnostics) == ["SD124"]
     assert {entry.file for entry in stray.tensors.values()} <= {file.file for file in stray.files}
@@ -203,7 +206,7 @@ def test_mlx_vlm_1464_what_lies_beside_the_read_files_is_named(tmp_path: Path) -
     shutil.copytree(CHECKPOINTS / "hf-llama-sharded", sharded)
     shutil.copy(CHECKPOINTS / "hf-llama-clean" / "model.safetensors", sharded)
     (single,) = load(str(sharded)).diagnostics
-    assert (single.code, single.severity) == ("SD124", "warning")
+    assert (single.code, single.severity) == ("SD104", "error")
     assert "model.safetensors.index.json" in single.message
     both = tmp_path / "both"
     shutil.copytree(CHECKPOINTS / EAGLE3, both)
