@@ -45,7 +45,7 @@ def test_module_names_of_a_quantisation_list_are_renamed_or_refused(tmp_path: Pa
     config = config_of(fixture)
     for names, expected in (
         (["layers.0.self_attn.qkv_proj"], ["midlayer.self_attn.qkv_proj"]),
-        (["layers.0", "norm"], ["midlayer", "norm"]),
+        (["layers.0.self_attn", "norm"], ["midlayer.self_attn", "norm"]),
         (["layers.0.self_attn.q_proj", "fc"], ["midlayer.self_attn.q_proj", "fc"]),
     ):
         config["quantization_config"]["ignored_layers"] = names
