@@ -76,7 +76,10 @@ def _keys(directory: str) -> list[str]:
 
 
 def trace(request: dict[str, Any]) -> dict[str, Any]:
-    """Run one forward pass on fixed inputs; return digests of all outputs, and the logits."""
+    """Run one forward pass on fixed inputs; return digests of all outputs, and the logits.
+
+    `steps` has the logits of every call of the head, `logits` those of the first.
+    """
     model = SpeculatorModel.from_pretrained(request["directory"]).to(torch.float32).eval()
     if hasattr(model, "refiner_head"):
         # The library's loader builds models without memory and leaves this buffer, which no file
@@ -106,6 +109,7 @@ def trace(request: dict[str, Any]) -> dict[str, Any]:
         "digest": digest.hexdigest(),
         "shape": list(logits[0].shape),
         "logits": logits[0].flatten()[:2000].tolist(),
+        "steps": [step.flatten()[:2000].tolist() for step in logits],
         "is_finite": all(bool(torch.isfinite(value).all()) for value in logits),
     }
 

@@ -1,0 +1,207 @@
+"""MTP and EAGLE-1 chains against dense references written from their publications.
+
+The references know the published names of the files, no cache and no manifest: DeepSeek-V3 report,
+section 2.2 (one layer, run again on its own output), and "EAGLE" (arXiv 2401.15077), figure 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime.kv import KVPool
+from runtime.models import ChainDraft, Eagle1Model, MtpModel
+from runtime.spec.chain import ChainProposer
+from runtime.spec.packing import pack_rows
+from runtime.spec.types import Observation, SamplingParams
+from specctl.ops.emit_manifest import emit_manifest
+from tests.tiny import write_tiny_target
+from tests.tiny_last_state import write_eagle1, write_mtp
+from tests.tiny_manifest import load_tiny
+from tests.unit.runtime.spec.stub_model import CPU, make_view
+
+Tensors = dict[str, torch.Tensor]
+EPS, HEADS, GROUPS, SIZE = 1e-5, 4, 2, 8
+BLOCK = 4
+GREEDY = SamplingParams()
+
+
+def norm(x_NH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
+    return x_NH * (x_NH.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight_H
+
+
+def rotate(x_NHP: torch.Tensor) -> torch.Tensor:
+    angle = torch.arange(len(x_NHP))[:, None] * 1e4 ** -(torch.arange(0, SIZE, 2) / SIZE)
+    cos, sin = (torch.cat([f, f], -1)[:, None] for f in (angle.cos(), angle.sin()))
+    left, right = x_NHP.chunk(2, -1)
+    return x_NHP * cos + torch.cat([-right, left], -1) * sin
+
+
+def llama_layer(w: Tensors, prefix: str, x_NH: torch.Tensor) -> torch.Tensor:
+    """Return the stream after one Llama layer; without a stored input norm it reads x itself."""
+    w = {key.removeprefix(prefix): value for key, value in w.items() if key.startswith(prefix)}
+    input_norm = w.get("input_layernorm.weight")
+    read = x_NH if input_norm is None else norm(x_NH, input_norm)
+    q, k, v = (
+        (read @ w[f"self_attn.{name}_proj.weight"].T).view(len(x_NH), -1, SIZE) for name in "qkv"
+    )
+    q, k = rotate(q), rotate(k)
+    k, v = (part.repeat_interleave(HEADS // GROUPS, dim=1) for part in (k, v))
+    scores = torch.einsum("nhp,mhp->hnm", q, k) * SIZE**-0.5
+    hidden = torch.ones(len(x_NH), len(x_NH)).triu(1).bool()
+    mixed = torch.einsum("hnm,mhp->nhp", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+    x_NH = x_NH + mixed.flatten(1) @ w["self_attn.o_proj.weight"].T
+    normed = norm(x_NH, w["post_attention_layernorm.weight"])
+    gate, up = (normed @ w[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return x_NH + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
+
+
+def mtp_step(draft: Tensors, target: Tensors, ids: list[int], h_NH: torch.Tensor) -> torch.Tensor:
+    """Return [N, H]: the normed output for tokens `ids` beside states `h`; it is fed back, too."""
+    p = "model.layers.4."
+    embedded = target["model.embed_tokens.weight"][ids]
+    both = [norm(embedded, draft[f"{p}enorm.weight"]), norm(h_NH, draft[f"{p}hnorm.weight"])]
+    out = llama_layer(draft, p, torch.cat(both, -1) @ draft[f"{p}eh_proj.weight"].T)
+    return norm(out, draft[f"{p}shared_head.norm.weight"])
+
+
+def eagle1_step(
+    draft: Tensors, target: Tensors, ids: list[int], h_NH: torch.Tensor
+) -> torch.Tensor:
+    """Return [N, H]: the predicted states, which the target's head reads as they are."""
+    both = torch.cat([target["model.embed_tokens.weight"][ids], h_NH], -1)
+    stream = both @ draft["fc.weight"].T + draft.get("fc.bias", torch.zeros(()))
+    for index in range(2):
+        if f"layers.{index}.mlp.up_proj.weight" in draft:
+            stream = llama_layer(draft, f"layers.{index}.", stream)
+    return stream
+
+
+Step = Callable[[Tensors, Tensors, list[int], torch.Tensor], torch.Tensor]
+
+
+class Case:
+    """A draft, loaded and as stored."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        target_dir = write_tiny_target(directory / "target")
+        self.step: Step = mtp_step if kind == "mtp" else eagle1_step
+        if kind == "mtp":
+            draft_dir = write_mtp(directory / "draft", target_dir)
+        else:
+            draft_dir = write_eagle1(
+                directory / "draft",
+                target_dir,
+                has_bias="bias" in kind,
+                num_layers=2 if "two" in kind else 1,
+            )
+        manifest = emit_manifest(str(target_dir), str(draft_dir), num_speculative_tokens=3)
+        model = load_tiny(manifest).draft
+        assert isinstance(model, (MtpModel, Eagle1Model))
+        self.model: ChainDraft = model
+        self.target = {k: v.float() for k, v in load_file(target_dir / "model.safetensors").items()}
+        self.draft = {k: v.float() for k, v in load_file(draft_dir / "model.safetensors").items()}
+
+    def states(self, count: int) -> torch.Tensor:
+        return torch.randn(count, 32, generator=torch.Generator().manual_seed(6)) * 2
+
+    def chain(self, ids: Sequence[int], num_drafts: int) -> tuple[list[int], torch.Tensor]:
+        """Return the drafts after `ids` and the logits of the first one."""
+        tokens, rows = list(ids[1:]), self.states(len(ids) - 1)
+        first = torch.empty(0)
+        for index in range(num_drafts):
+            out = self.step(self.draft, self.target, tokens, rows)[-1:]
+            logits = (out @ self.target["lm_head.weight"].T)[0]
+            first = logits if index == 0 else first
+            tokens.append(int(logits.argmax()))
+            rows = torch.cat([rows, out])
+        return tokens[len(ids) - 1 :], first
+
+
+@pytest.fixture(scope="module", params=["mtp", "eagle", "eagle-bias", "eagle-two-layers"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("draft"), request.param)
+
+
+def make_proposer(case: Case) -> tuple[ChainProposer, KVPool]:
+    pool = KVPool(
+        case.model.kv_specs, num_blocks=16, kv_block_size=BLOCK, dtype=torch.float32, device=CPU
+    )
+    return ChainProposer(case.model, pool.layers, kv_block_size=BLOCK, num_slots=2), pool
+
+
+def show(proposer: ChainProposer, case: Case, ids: list[int], start: int, stop: int) -> None:
+    """Let the proposer see the target's states of positions start..stop - 1."""
+    view = make_view(ids, GREEDY, num_prompt_tokens=3, slot=1, block_table=[5, 2, 9, 4])
+    rows = [(0, p, ids[p]) for p in range(start, stop)]
+    proposer.observe(
+        Observation(
+            batch=pack_rows(rows, [view], kv_block_size=BLOCK, device=CPU),
+            next_ids_target_N=torch.tensor(ids[start + 1 : stop + 1]),
+            aux_hidden_N=None,
+            views=(view,),
+            last_row=(stop - start - 1 if stop == len(ids) - 1 else -1,),
+            final_hidden_NH=case.states(len(ids) - 1)[start:stop],
+        )
+    )
+
+
+def drafts_of(proposer: ChainProposer, ids: list[int], count: int) -> list[int]:
+    view = make_view(
+        ids, GREEDY, num_prompt_tokens=3, slot=1, block_table=[5, 2, 9, 4], num_drafts=count
+    )
+    return proposer.propose([view]).ids_target_BG[0].tolist()
+
+
+def test_a_chain_equals_the_reference(case: Case) -> None:
+    ids = [5, 9, 40, 7, 7, 61, 12]
+    proposer, _ = make_proposer(case)
+    show(proposer, case, ids, 0, 2)
+    show(proposer, case, ids, 2, 6)
+    expected, _ = case.chain(ids, 4)
+    assert drafts_of(proposer, ids, 4) == expected
+    assert drafts_of(proposer, ids, 2) == expected[:2]
+    assert len(set(expected)) > 1
+
+
+def test_first_logits_equal_the_reference(case: Case) -> None:
+    ids = [5, 9, 40, 7, 7, 61, 12]
+    view = make_view(ids, GREEDY, num_prompt_tokens=3, block_table=[1, 2, 3, 4])
+    batch = pack_rows(
+        [(0, p, ids[p + 1]) for p in range(6)], [view], kv_block_size=BLOCK, device=CPU
+    )
+    _, pool = make_proposer(case)
+    with torch.inference_mode():
+        hidden = case.model.forward(batch, case.model.fuse(case.states(6)), pool.layers)
+        found = case.model.logits(hidden.head_input_NH)[-1]
+    _, expected = case.chain(ids, 1)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_committed_tokens_replace_the_chains_own_guess(case: Case) -> None:
+    ids = [8, 30, 2, 19]
+    proposer, pool = make_proposer(case)
+    show(proposer, case, ids, 0, 3)
+    for num_accepted in (0, 2, 1):
+        drafts = drafts_of(proposer, ids, 3)
+        assert drafts == case.chain(ids, 3)[0]
+        newest = len(ids) - 1
+        ids = [*ids, *drafts[:num_accepted], (drafts[-1] + 11) % 90 + 3]
+        show(proposer, case, ids, newest, len(ids) - 1)
+    again, rebuilt = make_proposer(case)
+    show(again, case, ids, 0, len(ids) - 1)
+    whole = [5, 2][: (len(ids) - 1) // BLOCK]
+    for kept, made in zip(pool.layers, rebuilt.layers, strict=True):
+        assert torch.equal(kept.k[whole], made.k[whole])
+        assert torch.equal(kept.v[whole], made.v[whole])
+
+
+def test_what_the_engine_reads(case: Case) -> None:
+    proposer, _ = make_proposer(case)
+    assert proposer.name == case.model.facts.algorithm
+    assert (proposer.aux_layer_ids, proposer.needs_final_hidden) == ((), True)
+    assert proposer.num_lookahead_tokens == 1
