@@ -317,10 +317,10 @@ def test_two_layouts_in_one_file_are_a_conflict(
     assert [d.code for d in found.diagnostics] == ["SD202"]
 
 
-def test_a_manifest_describes_plain_dspark_only() -> None:
+def test_a_manifest_describes_no_stages_and_no_causal_layers() -> None:
     fits = draft(DEEPSPEC)
     assert fits.to_draft(source=".", revision=None) is not None
-    for name in ("deepspec-dspark-bonus-anchor", ZLAB, "deepseek-v4-dspark-stages"):
+    for name in ("deepspec-dspark-bonus-anchor", "deepseek-v4-dspark-stages"):
         assert draft(name).to_draft(source=".", revision=None) is None
 
 

@@ -45,7 +45,7 @@ def test_module_names_of_a_quantisation_list_are_renamed_or_refused(tmp_path: Pa
     config = config_of(fixture)
     for names, expected in (
         (["layers.0.self_attn.qkv_proj"], ["midlayer.self_attn.qkv_proj"]),
-        (["layers.0.self_attn", "norm"], ["midlayer.self_attn", "norm"]),
+        (["layers.0.input_layernorm", "norm"], ["midlayer.input_layernorm", "norm"]),
         (["layers.0.self_attn.q_proj", "fc"], ["midlayer.self_attn.q_proj", "fc"]),
     ):
         config["quantization_config"]["ignored_layers"] = names
@@ -53,7 +53,7 @@ def test_module_names_of_a_quantisation_list_are_renamed_or_refused(tmp_path: Pa
         out = tmp_path / names[0]
         assert run(str(source), "specforge-eagle3", out).state == "written"
         assert config_of(out)["quantization_config"]["ignored_layers"] == expected
-    config["quantization_config"]["ignored_layers"] = ["re:.*layers\\.0\\..*"]
+    config["quantization_config"]["ignored_layers"] = ["re:.*layers\\.0\\.self_attn\\.[qkv]_proj"]
     (source / "config.json").write_text(json.dumps(config), "utf-8")
     found = refusals(run(str(source), "specforge-eagle3", tmp_path / "pattern"))
     assert any("is a pattern over module names" in line for line in found)
