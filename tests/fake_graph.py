@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from runtime.config import Overrides, RuntimeConfig, resolve_config
+from runtime.engine.device_rounds import MakeRunner
 from runtime.engine.llm import LLM, build_engine
+from runtime.engine.text import load_tokenizer
 from runtime.graphs.capture import NUM_BUFFERS
 from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape
 from runtime.spec.chain import ChainProposer
-from runtime.spec.oracle import OracleScript
 from tests.engine_harness import KV_BLOCK_SIZE, World
+from tests.tiny_agreeing import write_agreeing_pair
+from tests.tiny_manifest import CPU, load_tiny
 
 FIRST_CONTEXT = 32
 
@@ -66,10 +72,32 @@ def poison_padding(round_: DeviceRound) -> None:
         round_.draft._head_input_SH[-1] = float("nan")
 
 
+def make_agreeing_world(
+    directory: Path, *, device: torch.device = CPU, dtype: torch.dtype = torch.float32
+) -> World:
+    """Load a draft that is often right, so that every count of accepted drafts occurs."""
+    pair = write_agreeing_pair(directory)
+    manifest = pair.manifest()
+    return World(
+        manifest=manifest,
+        models=load_tiny(manifest, device=device, dtype=dtype),
+        tokenizer=load_tokenizer(pair.target),
+    )
+
+
 def make_llm(
-    world: World, *, is_eager: bool = False, script: OracleScript | None = None, **overrides: Any
+    world: World,
+    *,
+    is_eager: bool = False,
+    make_runner: MakeRunner | None = None,
+    **overrides: Any,
 ) -> tuple[LLM, list[FakeGraph]]:
-    """Return an LLM over the world's models, with a fake graph unless `is_eager`."""
+    """Return an LLM over the world's models.
+
+    Args:
+        is_eager: runs every round eagerly on a CPU, and as `graphs` says on CUDA.
+        make_runner: used instead of a fake graph.
+    """
     given = Overrides(
         device=str(world.models.target.device), kv_block_size=KV_BLOCK_SIZE, max_num_requests=4,
         max_model_len=128,
@@ -77,7 +105,7 @@ def make_llm(
     config = resolve_config(world.manifest, replace(given, **overrides))
     made: list[FakeGraph] = []
 
-    def make_runner(round_: DeviceRound, config: RuntimeConfig) -> FakeGraph:
+    def make_fake(round_: DeviceRound, config: RuntimeConfig) -> FakeGraph:
         made.append(FakeGraph(round_, config))
         return made[-1]
 
@@ -86,8 +114,7 @@ def make_llm(
         replace(world.models, draft=draft),
         config,
         tokenizer=world.tokenizer,
-        script=script,
-        make_runner=None if is_eager else make_runner,
+        make_runner=None if is_eager else make_runner or make_fake,
     )
     llm = LLM(
         engine=engine,

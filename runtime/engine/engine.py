@@ -147,6 +147,7 @@ class Engine:
             num_kv_blocks=self._blocks.num_usable_blocks,
             num_free_kv_blocks=self._blocks.num_free_blocks,
             num_cached_kv_blocks=self._blocks.num_cached_blocks,
+            graphs=self._graph_report,
         )
 
     def flush_cache(self) -> None:
@@ -215,6 +216,7 @@ class Engine:
         self._tally.count_step(
             num_rows=sum(result.num_drafts) + len(results), num_prompt_tokens=0, num_cached_tokens=0
         )
+        self._tally.num_device_rounds += 1
         self._count_rounds(requests, result)
         kept = [
             keep_tokens(request, committed)

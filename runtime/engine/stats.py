@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runtime.engine.request import FinishReason, accept_length
+from runtime.graphs.capture import GraphReport
 from runtime.graphs.key import GraphKey
 from runtime.spec.types import RoundResult
 
@@ -32,6 +33,9 @@ class EngineStats:
         num_accepted_at: per draft position, rounds in which that draft was accepted.
         rounds_by_key: steps with at least one verify round, by the shape of their rounds.
         finished: requests ended, by reason.
+        num_device_rounds: steps whose round ran on the device without host reads; the others ran
+            kernel by kernel.
+        graphs: captured graphs and what they cost; not cleared by a flush.
     """
 
     num_running: int
@@ -51,6 +55,8 @@ class EngineStats:
     num_accepted_at: tuple[int, ...]
     rounds_by_key: Mapping[GraphKey, int]
     finished: Mapping[FinishReason, int]
+    num_device_rounds: int = 0
+    graphs: GraphReport = field(default_factory=GraphReport)
 
     @property
     def accept_length(self) -> float | None:
@@ -83,6 +89,7 @@ class Tally:
         self.num_accepted_at = [0] * num_speculative_tokens
         self.rounds_by_key: Counter[GraphKey] = Counter()
         self.finished: Counter[FinishReason] = Counter()
+        self.num_device_rounds = 0
 
     def count_step(self, *, num_rows: int, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count one target forward and the requests that it admitted."""
@@ -109,8 +116,9 @@ class Tally:
         num_kv_blocks: int,
         num_free_kv_blocks: int,
         num_cached_kv_blocks: int,
+        graphs: GraphReport,
     ) -> EngineStats:
-        """Return the counts with the state of queues and blocks, which others own."""
+        """Return the counts with the state of queues, blocks and graphs, which others own."""
         return EngineStats(
             num_running=num_running,
             num_waiting=num_waiting,
@@ -129,4 +137,6 @@ class Tally:
             num_accepted_at=tuple(self.num_accepted_at),
             rounds_by_key=dict(self.rounds_by_key),
             finished=dict(self.finished),
+            num_device_rounds=self.num_device_rounds,
+            graphs=graphs,
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import msgspec
 
 from runtime.config import RuntimeConfig
+from runtime.graphs.capture import GraphReport
 from runtime.kernels.gemm_table import gemm_table_digest
 from specctl.contract.manifest import Manifest
 
@@ -14,7 +15,11 @@ _NOT_SETTINGS = ("origins", "diagnostics")
 
 
 def info_object(
-    config: RuntimeConfig, manifest: Manifest, server: dict[str, dict[str, object]]
+    config: RuntimeConfig,
+    manifest: Manifest,
+    server: dict[str, dict[str, object]],
+    *,
+    graphs: GraphReport,
 ) -> dict[str, object]:
     """Build the document of `/info`.
 
@@ -22,6 +27,7 @@ def info_object(
         config: settings of the engine.
         manifest: the served manifest.
         server: settings of the HTTP side, each with value and origin.
+        graphs: captured graphs and what they cost.
     """
     settings = {
         item.name: {
@@ -43,6 +49,7 @@ def info_object(
             "verification": manifest.sampling.verification,
         },
         "kernels": {"gemm_table": gemm_table_digest()},
+        "graphs": asdict(graphs),
         "diagnostics": [msgspec.to_builtins(item) for item in config.diagnostics],
     }
 

@@ -88,7 +88,7 @@ def make_services(
     return Services(
         front=front,
         served=served,
-        info=lambda: info_object(config, manifest, server_info),
+        info=lambda: info_object(config, manifest, server_info, graphs=llm.engine.graph_report),
         verification=manifest.sampling.verification,
         proposer=config.proposer,
     )

@@ -45,6 +45,13 @@ class Numbering(str, Enum):
     boundary = "boundary"
 
 
+class GraphsMode(str, Enum):
+    """Whether rounds are captured as CUDA graphs."""
+
+    auto = "auto"
+    off = "off"
+
+
 DraftTokens = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."),
@@ -74,6 +81,10 @@ Proposer = Annotated[
 NumSpeculativeTokens = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
+]
+Graphs = Annotated[
+    GraphsMode | None,
+    typer.Option("--graphs", help="auto: decoding rounds as CUDA graphs; off: kernel by kernel."),
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")

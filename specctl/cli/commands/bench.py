@@ -12,6 +12,7 @@ from specctl.cli import output
 from specctl.cli.shared_options import (
     Device,
     Dtype,
+    Graphs,
     Json,
     NumSpeculativeTokens,
     Proposer,
@@ -59,6 +60,7 @@ def bench(
     proposer: Proposer = None,
     device: Device = None,
     dtype: Dtype = None,
+    graphs: Graphs = None,
     reference: Annotated[
         Path | None,
         typer.Option("--reference", metavar="FILE", help="Reference answers: JSON of token ids."),
@@ -106,6 +108,7 @@ def bench(
     engine = main.EngineOptions(
         device=device,
         dtype=dtype,
+        graphs=None if graphs is None else graphs.value,
         proposer=proposer,
         num_speculative_tokens=num_speculative_tokens,
     )

@@ -13,6 +13,7 @@ from specctl.cli import output
 from specctl.cli.shared_options import (
     Device,
     Dtype,
+    Graphs,
     NumSpeculativeTokens,
     Proposer,
     Seed,
@@ -51,6 +52,7 @@ def generate(
     ] = False,
     device: Device = None,
     dtype: Dtype = None,
+    graphs: Graphs = None,
 ) -> None:
     """Answer one prompt: the text goes to stdout as it comes, the figures to stderr."""
     from runtime import main
@@ -64,6 +66,7 @@ def generate(
     engine = main.EngineOptions(
         device=device,
         dtype=dtype,
+        graphs=None if graphs is None else graphs.value,
         proposer="none" if no_speculation else proposer,
         num_speculative_tokens=num_speculative_tokens,
     )

@@ -12,6 +12,7 @@ from specctl.cli import output
 from specctl.cli.shared_options import (
     Device,
     Dtype,
+    Graphs,
     NumSpeculativeTokens,
     Proposer,
 )
@@ -41,6 +42,7 @@ def serve(
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
+    graphs: Graphs = None,
     proposer: Proposer = None,
     num_speculative_tokens: NumSpeculativeTokens = None,
     max_model_len: Annotated[
@@ -89,6 +91,7 @@ def serve(
             main.EngineOptions(
                 device=device,
                 dtype=dtype,
+                graphs=None if graphs is None else graphs.value,
                 proposer=proposer,
                 num_speculative_tokens=num_speculative_tokens,
                 max_model_len=max_model_len,

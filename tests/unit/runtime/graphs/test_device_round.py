@@ -12,16 +12,13 @@ import torch
 from runtime.batch import RoundRequests, RoundStates
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request, RequestInput
-from runtime.engine.text import load_tokenizer
 from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape, RoundState, SlotRow
 from runtime.kv import KVLayer, KVPool
 from runtime.spec.chain import ChainProposer
 from runtime.spec.oracle import other_id
 from tests.engine_harness import KV_BLOCK_SIZE, World, kv_rows, make_world, prompt_of, reference_ids
-from tests.fake_graph import make_llm, poison_padding
-from tests.tiny_agreeing import write_agreeing_pair
-from tests.tiny_manifest import load_tiny
+from tests.fake_graph import make_agreeing_world, make_llm, poison_padding
 
 GAMMA = 4
 MAX_LENGTH = 128
@@ -34,12 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="module")
 def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A draft that is often right, so that every count of accepted drafts occurs."""
-    pair = write_agreeing_pair(tmp_path_factory.mktemp("agreeing"))
-    manifest = pair.manifest()
-    return World(
-        manifest=manifest, models=load_tiny(manifest), tokenizer=load_tokenizer(pair.target)
-    )
+    return make_agreeing_world(tmp_path_factory.mktemp("agreeing"))
 
 
 def _copied(layers: Sequence[KVLayer]) -> tuple[KVLayer, ...]:
@@ -86,7 +78,7 @@ def _load(round_: DeviceRound, requests: Sequence[Request], num_drafts: Sequence
     round_.state.write_batch([request.placed.slot for request in requests], num_drafts)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("batch", [1, 2, 5, 8])
 @torch.inference_mode()
 def test_each_round_equals_the_eager_one(agreeing: World, batch: int) -> None:
     llm, _ = make_llm(
@@ -163,7 +155,7 @@ class ScriptedDraft:
         assert states.last_rows_B.shape == requests.slots_B.shape
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 2, 5, 8])
+@pytest.mark.parametrize("gamma", [0, 1, 3, 8])
 @torch.inference_mode()
 def test_every_pattern_in_every_batch_commits_the_target_s_tokens(world: World, gamma: int) -> None:
     """Rows of eight requests, cut at different counts and with fewer drafts for some."""
@@ -172,12 +164,14 @@ def test_every_pattern_in_every_batch_commits_the_target_s_tokens(world: World, 
     answers = [
         reference_ids(
             world,
-            RequestInput(request_id="r", prompt_ids_target=prompt, max_tokens=40, ignore_eos=True),
+            RequestInput(
+                request_id="r", prompt_ids_target=prompt, max_tokens=3 * gamma + 5, ignore_eos=True
+            ),
         )
         for prompt in prompts
     ]
     blocks_each = MAX_LENGTH // KV_BLOCK_SIZE
-    for shift, size in zip(range(gamma + 1), itertools.cycle((8, 9, 16)), strict=False):
+    for shift, size in zip(range(0, gamma + 1, 2), itertools.cycle((8, 9, 16)), strict=False):
         pool = KVPool(
             target.kv_specs,
             num_blocks=1 + 8 * blocks_each,

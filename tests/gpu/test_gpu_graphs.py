@@ -1,0 +1,159 @@
+"""Captured rounds on CUDA equal eager ones: tokens, counts, batches, buckets, flush and poison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.config import Overrides, RuntimeConfig
+from runtime.engine.llm import LLM
+from runtime.engine.request import RequestInput
+from runtime.graphs.capture import GraphSet
+from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
+from runtime.graphs.state import RoundShape
+from runtime.spec.types import SamplingParams
+from tests import real_model
+from tests.engine_harness import World, make_world, prompt_of
+from tests.fake_graph import ids_of, make_agreeing_world, make_llm, poison_padding
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+CUDA = torch.device("cuda", 0)
+REQUESTS = tuple(
+    RequestInput(
+        request_id=f"r{index}",
+        prompt_ids_target=prompt_of(index, 1 + 5 * index),
+        max_tokens=20 + 3 * index,
+        ignore_eos=index % 2 == 0,
+    )
+    for index in range(12)
+)
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float16"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("graphs-gpu")
+    return make_world(folder, device=CUDA, dtype=getattr(torch, request.param))
+
+
+@pytest.fixture(scope="module")
+def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("agreeing-gpu")
+    return make_agreeing_world(folder, device=CUDA, dtype=torch.bfloat16)
+
+
+class Poisoned:
+    """A graph set whose leftovers are overwritten before every replay."""
+
+    def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
+        self.batches = batch_sizes(config.batch_buckets, config.max_num_requests)
+        self.draft_counts = (config.num_speculative_tokens,)
+        self.contexts = context_buckets(config.max_model_len, first=32)
+        self.graphs = GraphSet(
+            round_, batches=self.batches, draft_counts=self.draft_counts, contexts=self.contexts
+        )
+        self.round = round_
+        self.shapes: list[RoundShape] = []
+
+    def launch(self, shape: RoundShape, buffer: int) -> None:
+        self.shapes.append(shape)
+        poison_padding(self.round)
+        self.round.state.output_BX.fill_(-7)
+        self.graphs.launch(shape, buffer)
+
+    def read(self, buffer: int, num_requests: int) -> list[list[int]]:
+        rows = self.graphs.read(buffer, num_requests)
+        self.graphs._pinned[buffer].fill_(-9)
+        return rows
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("proposer", "gamma"), [("none", 0), ("eagle3", 1), ("eagle3", 4)])
+def test_captured_rounds_equal_eager_ones(
+    world: World, proposer: str, gamma: int, num_requests: int
+) -> None:
+    settings = {
+        "proposer": proposer, "num_speculative_tokens": gamma, "max_num_requests": num_requests
+    }  # fmt: skip
+    eager, _ = make_llm(world, is_eager=True, graphs="off", **settings)
+    captured, _ = make_llm(world, is_eager=True, graphs="auto", **settings)
+    assert captured.engine.graph_report.num_graphs > 0
+    assert eager.engine.graph_report.num_graphs == 0
+    expected = eager.generate(REQUESTS)
+    found = captured.generate(REQUESTS)
+    assert ids_of(found) == ids_of(expected)
+    assert [answer.usage for answer in found] == [answer.usage for answer in expected]
+    assert [answer.text for answer in found] == [answer.text for answer in expected]
+    assert captured.engine.stats().num_device_rounds > 0
+    captured.engine.check()
+
+
+def test_poisoned_leftovers_shrinking_batches_and_context_edges(agreeing: World) -> None:
+    settings = {"proposer": "eagle3", "num_speculative_tokens": 4, "max_num_requests": 6}
+    eager, _ = make_llm(agreeing, is_eager=True, graphs="off", **settings)
+    runners: list[Poisoned] = []
+
+    def make_runner(round_: DeviceRound, config: RuntimeConfig) -> Poisoned:
+        runners.append(Poisoned(round_, config))
+        return runners[-1]
+
+    captured, _ = make_llm(agreeing, make_runner=make_runner, **settings)
+    expected = eager.generate(REQUESTS)
+    found = captured.generate(REQUESTS)
+    assert ids_of(found) == ids_of(expected)
+    assert [answer.usage for answer in found] == [answer.usage for answer in expected]
+    accepted = eager.engine.stats().num_accepted_at
+    assert min(accepted) > 0, "a draft that is never accepted at some depth shows nothing"
+    assert {shape.context for shape in runners[0].shapes} == {32, 64, 128}
+    assert {shape.batch for shape in runners[0].shapes} >= {1, 2, 4, 6}
+
+
+def test_replay_after_flush_and_beside_sampled_requests(world: World) -> None:
+    settings = {"proposer": "eagle3", "num_speculative_tokens": 3}
+    eager, _ = make_llm(world, is_eager=True, graphs="off", **settings)
+    captured, _ = make_llm(world, is_eager=True, graphs="auto", **settings)
+    expected = ids_of(eager.generate(REQUESTS))
+    for _ in range(3):
+        assert ids_of(captured.generate(REQUESTS)) == expected
+        captured.engine.flush_cache()
+    sampled = RequestInput(
+        request_id="sampled",
+        prompt_ids_target=prompt_of(77, 9),
+        params=SamplingParams(temperature=1.0, seed=3),
+        max_tokens=9,
+    )
+    mixed = (*REQUESTS[:3], sampled, *REQUESTS[3:])
+    assert ids_of(captured.generate(mixed)) == ids_of(eager.generate(mixed))
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("is_speculative", [False, True])
+def test_smollm2_answers_are_the_eager_ones(
+    tmp_path: Path, is_speculative: bool, concurrency: int
+) -> None:
+    manifest = real_model.write_manifest(tmp_path)
+    prompts, _ = real_model.first_eight()
+
+    def load(graphs: str) -> LLM:
+        return LLM.from_manifest(
+            manifest,
+            Overrides(
+                proposer="eagle3" if is_speculative else "none",
+                device="cuda",
+                max_num_requests=concurrency,
+                graphs=graphs,
+            ),
+        )
+
+    eager, captured = load("off"), load("auto")
+    expected = real_model.answer(eager, prompts)
+    found = real_model.answer(captured, prompts)
+    assert ids_of(found) == ids_of(expected)
+    assert [answer.usage for answer in found] == [answer.usage for answer in expected]
+    report = captured.engine.graph_report
+    assert 0 < report.capture_s < 60
