@@ -50,7 +50,7 @@ def _early_weights(
             w = tl.load(
                 w_rows + (step * BLOCK_K + steps)[:, None], mask=is_column[None, :], other=0.0
             )
-            weights = weights + (w,)  # noqa: RUF005  Triton knows no unpacking
+            weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005  Triton cannot unpack
     elif PREFETCH > 0:
         lines = tl.arange(0, BLOCK_K // _LINE_ELEMENTS) * _LINE_ELEMENTS
         for k in range(0, PREFETCH, BLOCK_K):
@@ -71,7 +71,7 @@ def _sum_products(
         rows = ()
         for step in tl.static_range(0, FEATURES // BLOCK_K):
             x = tl.load(x_rows + (step * BLOCK_K + steps)[None, :], mask=is_row[:, None], other=0.0)
-            rows = rows + (x,)  # noqa: RUF005  Triton knows no unpacking
+            rows = rows + (x,)  # type: ignore[assignment]  # noqa: RUF005  Triton cannot unpack
         for step in tl.static_range(0, FEATURES // BLOCK_K):
             acc = tl.dot(rows[step], weights[step], acc, input_precision="ieee")
     else:

@@ -42,8 +42,8 @@ class MLP:
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return [N, D]."""
-        pairs_NI2 = linear(x_ND, self.gate_up_weight, self.gate_up_bias).unflatten(1, (-1, 2))
-        gate_up = pairs_NI2.transpose(1, 2).flatten(1)
+        pairs = linear(x_ND, self.gate_up_weight, self.gate_up_bias)
+        gate_up = torch.cat((pairs[:, 0::2], pairs[:, 1::2]), dim=1)
         return linear(silu_and_mul(gate_up), self.down_weight, self.down_bias)
 
     def advance(self, stream: Stream, *, eps: float, next_norm_D: torch.Tensor) -> Stream:
