@@ -58,7 +58,7 @@ def read_parts(
         raise DiagnosticError(_no_draft(loaded))
     if target is None:
         draft = given.added_to(loaded.draft)
-        findings = _judged(loaded, draft, file_findings(loaded.checkpoint))
+        findings = _judged(loaded, draft, file_findings(loaded.checkpoint, draft))
         return _parts(loaded, draft, located(findings, source))
     other = load(target, access=access)
     pair = fit(loaded, other)

@@ -14,8 +14,8 @@ import msgspec
 from specctl import checks, formats
 from specctl.checkpoint import DEFAULT_ACCESS, Access, Checkpoint, open_checkpoint
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.contract.file_names import QUANTIZATION, TOKENIZER
-from specctl.contract.findings import capped
+from specctl.contract.file_names import MASK_EMBEDDING, QUANTIZATION, TOKENIZER
+from specctl.contract.findings import Findings, capped
 from specctl.draft import Detection, DraftCheckpoint, TargetCheckpoint
 
 _IN_TARGET = "target "
@@ -87,7 +87,7 @@ def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
     except DiagnosticError as error:
         known = set(findings)
         findings += [d for d in error.diagnostics if d not in known]
-    findings += file_findings(checkpoint, bundled)
+    findings += file_findings(checkpoint, draft, bundled=bundled)
     return Loaded(
         source=source,
         checkpoint=checkpoint,
@@ -100,12 +100,16 @@ def load(source: str, *, access: Access = DEFAULT_ACCESS) -> Loaded:
 
 
 def file_findings(
-    checkpoint: Checkpoint, bundled: DraftCheckpoint | None = None
+    checkpoint: Checkpoint,
+    draft: DraftCheckpoint | None,
+    *,
+    bundled: DraftCheckpoint | None = None,
 ) -> tuple[Diagnostic, ...]:
-    """Return what the tensor table and the file names show whatever the format.
+    """Return what the tensor table and the files beside the weights show whatever the format.
 
     Args:
         checkpoint: the opened files.
+        draft: the draft that they are, None for another role.
         bundled: prediction layers among the tensors of a target.
     """
     own = () if bundled is None else (ref.key for ref in bundled.tensors.values())
@@ -113,7 +117,23 @@ def file_findings(
         side = checkpoint.json_file(QUANTIZATION)
     except DiagnosticError as error:
         return error.diagnostics
-    return checks.check_files(checkpoint, side=side, draft_keys=frozenset(own))
+    found = checks.check_files(checkpoint, side=side, draft_keys=frozenset(own))
+    return (*found, *_of_mask_vector(checkpoint, draft or bundled))
+
+
+def _of_mask_vector(
+    checkpoint: Checkpoint, draft: DraftCheckpoint | None
+) -> tuple[Diagnostic, ...]:
+    if MASK_EMBEDDING not in checkpoint.file_names:
+        return ()
+    from specctl.checkpoint.mask_vector import read_mask_vector  # pickles: for this file only
+    from specctl.checks.mask_vector import check_mask_vector
+
+    findings = Findings()
+    vector = read_mask_vector(checkpoint.store, MASK_EMBEDDING, findings)
+    if vector is not None and draft is not None:
+        findings.extend(check_mask_vector(vector, draft))
+    return findings.result()
 
 
 def _of_tokenizers(draft: Checkpoint, target: Checkpoint) -> tuple[Diagnostic, ...]:
@@ -156,7 +176,7 @@ def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
         *loaded.detection.diagnostics,
         *completed.diagnostics,
         *checks.check_draft(completed),
-        *file_findings(loaded.checkpoint),
+        *file_findings(loaded.checkpoint, completed),
         *checks.check_pair(completed, target.target),
         *_of_tokenizers(loaded.checkpoint, target.checkpoint),
         *checks.check_inheritance(loaded.checkpoint.config or {}, target.checkpoint.config or {}),

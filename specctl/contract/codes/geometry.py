@@ -215,6 +215,17 @@ CODES: tuple[Code, ...] = (
         source="Speculators 0.9 dflash2; z-lab/dflash `dflash_generate`",
     ),
     Code(
+        code="SD322",
+        slug="mask-vector-wrong",
+        severity="error",
+        summary="The file of the mask vector holds no vector, one of another length, or that of "
+        "another token.",
+        why="Every slot after the anchor is fed this vector. Engines stop at a file that does not "
+        "fit, or feed the slots something that the draft was not trained with.",
+        fix="Copy `mask_embedding.pt` from the same training run as the weights",
+        source="vLLM issue 46104",
+    ),
+    Code(
         code="SD323",
         slug="convolution-does-not-fit",
         severity="error",

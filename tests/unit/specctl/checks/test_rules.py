@@ -71,6 +71,7 @@ RULES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         "the mask token has a row, or its vector a file",
         {
             "SD314": (f"{DSPARK}mask-outside", f"{DSPARK}mask-missing", "pard-mask-outside"),
+            "SD322": ("zlab-dflash-mask-file-short", "zlab-dflash-mask-file-other"),
             "SD417": ("pard-numbers-mask-beside",),
             "SD529": ("pard-numbers-mask-row",),
         },
@@ -130,7 +131,7 @@ RULES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         "index, shards and names of files",
         {
             "SD102": ("container-shard-missing",),
-            "SD104": ("container-two-shards",),
+            "SD104": ("container-two-shards", "container-stray-again"),
             "SD122": ("container-no-index", "container-half-uploaded"),
             "SD124": ("container-stray-file",),
             "SD125": ("container-index-promises", "container-index-wrong-shard"),
