@@ -89,7 +89,7 @@ class GraphSet:
         self._graphs[shape].replay()
         num_rows, width = shape.batch, shape.width + 1
         self._pinned[buffer][:num_rows].copy_(self._output_BX[:num_rows], non_blocking=True)
-        self._events[buffer].record()
+        self._events[buffer].record(torch.cuda.current_stream(self._output_BX.device))
         self._widths[buffer] = width
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:

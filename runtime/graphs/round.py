@@ -21,6 +21,7 @@ import torch
 
 from runtime.batch import RoundDraft, RoundStates
 from runtime.graphs.state import RoundShape, RoundState
+from runtime.kernels.accept import accept
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
 
@@ -57,7 +58,7 @@ class DeviceRound:
         batch = requests.batch(ids_BW, requests.lengths_B)
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
         chosen_BW = self.target.greedy_ids(output.hidden_ND).view(shape.batch, shape.width)
-        num_accepted_B = count_accepted(drafts_BG, chosen_BW, state.num_drafts_B[: shape.batch])
+        num_accepted_B, _ = accept(drafts_BG, chosen_BW, state.num_drafts_B[: shape.batch])
         first_rows_B = torch.arange(0, batch.num_rows, shape.width, device=state.device)
         self.draft.observe_round(
             requests,
@@ -70,18 +71,6 @@ class DeviceRound:
             ),
         )
         state.commit(requests, chosen_BW, num_accepted_B)
-
-
-def count_accepted(
-    drafts_BG: torch.Tensor, chosen_BW: torch.Tensor, num_drafts_B: torch.Tensor
-) -> torch.Tensor:
-    """Return int64 [B]: the longest prefix of a request's drafts that the target chose, too.
-
-    Sync: none.
-    """
-    offset_G = torch.arange(drafts_BG.shape[1], device=drafts_BG.device)
-    is_right_BG = (drafts_BG == chosen_BW[:, :-1]) & (offset_G < num_drafts_B[:, None])
-    return is_right_BG.to(torch.int64).cumprod(dim=1).sum(dim=1)
 
 
 class RoundRunner(Protocol):
