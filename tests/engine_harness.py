@@ -9,13 +9,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from runtime.config import Overrides, RuntimeConfig, resolve_config
+from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.engine.engine import Engine
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.text import load_tokenizer
 from runtime.kv import KVLayer, KVPool
 from runtime.loading import LoadedModels
-from runtime.spec.chain import ChainProposer
 from runtime.spec.factory import DraftParts, make_proposer
 from runtime.spec.oracle import OracleScript
 from runtime.spec.packing import pack_rows
@@ -274,7 +273,9 @@ def draft_kv_from_scratch(
         device=target.device,
     )
     kv = fresh_kv(draft.kv_specs, num_tokens=num_positions, like=target.embedding_VD)
-    proposer = ChainProposer(draft, kv, kv_block_size=num_positions, num_slots=1)
+    parts = DraftParts(model=draft, kv=kv, kv_block_size=num_positions, num_slots=1)
+    name = next(item for item in DRAFT_PROPOSERS if item == draft.facts.algorithm)
+    proposer = make_proposer(name, device=target.device, draft=parts)
     target_kv = fresh_kv(target.kv_specs, num_tokens=num_positions, like=target.embedding_VD)
     with torch.inference_mode():
         output = target.forward(batch, target_kv, proposer.aux_layer_ids)
