@@ -10,7 +10,7 @@ from collections.abc import Sequence
 INDEX = re.compile(r"(?<![^.])\d{1,5}(?=\.|$)")
 _INDEX_OF_LINES = re.compile(r"\.\d{1,5}(?=[.\n])")
 _MASK = str.maketrans("123456789", "0" * 9)
-_MAX_MASKS = 10_000
+_NUM_AT_ONCE = 1000
 
 
 def generic_key(key: str) -> str:
@@ -25,11 +25,18 @@ def generic_forms(keys: Sequence[str]) -> list[str]:
     dozens differ in more than the digits, and a key whose digits are all indexes has the same form
     as its mask, which is the key with every digit written 0.
     """
+    forms: list[str] = []
+    for begin in range(0, len(keys), _NUM_AT_ONCE):
+        forms += _forms_of_some(keys[begin : begin + _NUM_AT_ONCE])
+    return forms
+
+
+def _forms_of_some(keys: Sequence[str]) -> list[str]:
     masks = "\n".join(keys).translate(_MASK).split("\n")
-    if len(masks) != len(keys):  # a line feed in a key, or no key
+    if len(masks) != len(keys):  # a line feed in a key
         return [generic_key(key) for key in keys]
     distinct = set(masks)
-    if len(distinct) > _MAX_MASKS:
+    if len(distinct) > len(keys) // 4:
         return _forms_of_text(keys)
     form_of = {mask: generic_key(mask) for mask in distinct}
     forms = [form_of[mask] for mask in masks]

@@ -26,7 +26,8 @@ def bundled_keys(checkpoint: Checkpoint, format: str | None) -> frozenset[str]:
     """
     family = BY_NAME.get(format or "")
     if family is None:
-        return frozenset(key for key in checkpoint.tensors if _is_part(key))
+        named = [key for key in checkpoint.tensors if "mtp" in key or "nextn" in key]
+        return frozenset(key for key in named if _PART.search(key))
     part = find_part(family, checkpoint.tensors)
     return frozenset() if part is None else frozenset(part.roles)
 
@@ -56,10 +57,6 @@ def report_bundled(
     if not keys and count is not None and count.stated and is_whole(checkpoint):
         _report_absent(checkpoint, count.field, count.stated, findings)
     return keys
-
-
-def _is_part(key: str) -> bool:
-    return ("mtp" in key or "nextn" in key) and _PART.search(key) is not None
 
 
 def _report_absent(checkpoint: Checkpoint, field: str, stated: int, findings: Findings) -> None:
