@@ -83,8 +83,17 @@ def test_the_other_anchor_layout_contradicts_the_widths(name: str) -> None:
             geometry, sample_from_anchor=not geometry.sample_from_anchor
         ),
     )
-    codes = {d.code for d in check_manifest(turned)}
-    assert codes == {"SD710"}
+    assert {d.code for d in check_manifest(turned)} == {"SD710"}
+    tokens = (
+        geometry.draft_width if turned.geometry.sample_from_anchor else geometry.draft_width - 1
+    )
+    with_widths = msgspec.structs.replace(
+        turned,
+        geometry=msgspec.structs.replace(
+            turned.geometry, num_speculative_tokens=tokens, verify_width=tokens + 1
+        ),
+    )
+    assert {d.code for d in check_manifest(with_widths)} == {"SD711"}
 
 
 def test_a_chain_has_no_block_facts() -> None:
