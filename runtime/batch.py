@@ -58,6 +58,7 @@ class RoundRequests:
         lengths_B: int64, positions whose KV is final, so the position of the newest token; 0 for
             padding.
         newest_ids_target_B: int64.
+        num_drafts_B: int64, drafts that count, 0 for padding; rows beyond them are computed, too.
         block_tables_BT: int32, enough for every position below `max_length`; entries that a request
             does not hold are 0, and so are all of padding.
         kv_block_size: tokens of a KV block.
@@ -67,6 +68,7 @@ class RoundRequests:
     slots_B: torch.Tensor
     lengths_B: torch.Tensor
     newest_ids_target_B: torch.Tensor
+    num_drafts_B: torch.Tensor
     block_tables_BT: torch.Tensor
     kv_block_size: int
     max_length: int

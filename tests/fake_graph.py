@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from runtime.config import Overrides, RuntimeConfig, resolve_config
+from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.engine.device_rounds import MakeRunner
 from runtime.engine.llm import LLM, build_engine
 from runtime.engine.text import load_tokenizer
@@ -61,13 +61,11 @@ class FakeGraph:
 
 def poison_padding(round_: DeviceRound) -> None:
     """Put NaN wherever only padding may look: block 0 and the padding slot's feedback."""
-    for layer in round_.target_kv:
+    draft_kv = getattr(round_.draft, "_kv", ())
+    for layer in (*round_.target_kv, *draft_kv):
         layer.k[0].fill_(float("nan"))
         layer.v[0].fill_(float("nan"))
     if isinstance(round_.draft, ChainProposer):
-        for layer in round_.draft._kv:
-            layer.k[0].fill_(float("nan"))
-            layer.v[0].fill_(float("nan"))
         round_.draft._feedback_SH[-1] = float("nan")
         round_.draft._head_input_SH[-1] = float("nan")
 
@@ -109,7 +107,7 @@ def make_llm(
         made.append(FakeGraph(round_, config))
         return made[-1]
 
-    draft = world.models.draft if config.proposer == "eagle3" else None
+    draft = world.models.draft if config.proposer in DRAFT_PROPOSERS else None
     engine = build_engine(
         replace(world.models, draft=draft),
         config,

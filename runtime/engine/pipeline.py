@@ -159,7 +159,7 @@ class Pipeline:
         ahead = 0
         for flight in self._flights:
             ahead += flight.shape.width
-        width = self._num_drafts + 1
+        width, block_size = self._num_drafts + 1, self._config.kv_block_size
         is_needed = False
         for lane in self._lanes:
             length = len(lane.request.ids_target) + ahead
@@ -168,7 +168,10 @@ class Pipeline:
             # Every unread round commits one token at least.
             if lane.request.max_length - len(lane.request.ids_target) > len(self._flights):
                 is_needed = True
-            if not self._blocks.extend(lane.placement.table, num_slots=length + width - 1):
+            table, num_slots = lane.placement.table, length + width - 1
+            if len(table.blocks) * block_size < num_slots and not self._blocks.extend(
+                table, num_slots=num_slots
+            ):
                 return False
         return is_needed
 

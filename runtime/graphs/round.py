@@ -58,7 +58,7 @@ class DeviceRound:
         batch = requests.batch(ids_BW, requests.lengths_B)
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
         chosen_BW = self.target.greedy_ids(output.hidden_ND).view(shape.batch, shape.width)
-        num_accepted_B, _ = accept(drafts_BG, chosen_BW, state.num_drafts_B[: shape.batch])
+        num_accepted_B, _ = accept(drafts_BG, chosen_BW, requests.num_drafts_B)
         first_rows_B = torch.arange(0, batch.num_rows, shape.width, device=state.device)
         self.draft.observe_round(
             requests,

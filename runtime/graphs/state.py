@@ -159,6 +159,7 @@ class RoundState:
             slots_B=slots_B,
             lengths_B=self.lengths_S.index_select(0, slots_B),
             newest_ids_target_B=self.newest_ids_target_S.index_select(0, slots_B),
+            num_drafts_B=self.num_drafts_B[: shape.batch],
             block_tables_BT=self.block_tables_ST[:, :num_blocks].index_select(0, slots_B),
             kv_block_size=self.kv_block_size,
             max_length=shape.context,

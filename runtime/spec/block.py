@@ -22,8 +22,10 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
+from runtime.spec.block_round import block_states, read_block
 from runtime.spec.draft_choice import choose_drafts
 from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
@@ -81,7 +83,8 @@ class BlockProposer:
             model: the draft.
             kv: its layers of the shared pool, addressed by the requests' block tables.
             kv_block_size: tokens of a KV block.
-            num_slots: requests that may run at once (size of the per-slot state).
+            num_slots: rows of the per-slot state: requests that may run at once, and one for
+                padding where rounds run on the device.
         """
         aux_layer_ids = model.facts.aux_layer_ids
         assert aux_layer_ids is not None, "the manifest of a block draft lists its aux layers"
@@ -126,6 +129,40 @@ class BlockProposer:
             hidden_NH = self._model.forward(blocks.rows, self._kv)
             ids_target_BG[self._index(active)] = self._read(blocks, hidden_NH)
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+
+        Sync: none.
+        """
+        slots_B = requests.slots_B
+        if num_drafts == 0:
+            return slots_B.new_zeros((slots_B.shape[0], 0))
+        hidden_BWH = block_states(self._model, self._kv, requests, num_drafts)
+        ids_target_BG, odds_BG = read_block(self._model, self._chooser, hidden_BWH, requests)
+        if odds_BG is not None:
+            known_BG = self.confidence_SG.index_select(0, slots_B)
+            offset_G = torch.arange(num_drafts, device=self._device)
+            is_draft_BG = offset_G < requests.num_drafts_B[:, None]
+            known_BG[:, :num_drafts] = torch.where(
+                is_draft_BG, torch.sigmoid(odds_BG), known_BG[:, :num_drafts]
+            )
+            self.confidence_SG.index_copy_(0, slots_B, known_BG)
+        return ids_target_BG
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Write the draft's keys and values of every row of a verify; see `RoundDraft`.
+
+        Those beyond the accepted rows lie where the next block and `observe_round` write again.
+
+        Sync: none.
+        """
+        assert states.aux_hidden_NA is not None, f"{self.name} needs the states it asked for"
+        self._model.write_context(states.batch, states.aux_hidden_NA, self._kv)
+
+    def last_length(self, num_drafts: int) -> int | None:
+        """Return the most known tokens with which the draft's context holds that many drafts."""
+        return self._model.max_positions - num_drafts if num_drafts else None
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""

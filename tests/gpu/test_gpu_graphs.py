@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from runtime.spec.types import SamplingParams
 from tests import real_model
 from tests.engine_harness import World, make_world, prompt_of
 from tests.fake_graph import ids_of, make_agreeing_world, make_llm, poison_padding
+from tests.tiny_block import BlockCase, make_block_world
+from tests.tiny_last_state import last_state_world
+from tests.tiny_manifest import load_tiny
 
 pytestmark = [
     pytest.mark.gpu,
@@ -157,3 +162,24 @@ def test_smollm2_answers_are_the_eager_ones(
     assert [answer.usage for answer in found] == [answer.usage for answer in expected]
     report = captured.engine.graph_report
     assert 0 < report.capture_s < 60
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "mtp", "eagle"])
+def test_other_drafts_captured(tmp_path: Path, kind: str) -> None:
+    if kind in ("dspark", "dflash"):
+        markov: Literal["rnn"] | None = "rnn" if kind == "dspark" else None
+        made = make_block_world(tmp_path, BlockCase(markov=markov))
+    else:
+        made = last_state_world(tmp_path, "mtp" if kind == "mtp" else "eagle")
+    world = replace(made, models=load_tiny(made.manifest, device=CUDA, dtype=torch.bfloat16))
+    settings = {"proposer": kind, "num_speculative_tokens": 4, "max_num_requests": 3}
+    requests = [
+        replace(request, num_speculative_tokens=4 - index % 3)
+        for index, request in enumerate(REQUESTS)
+    ]
+    eager, _ = make_llm(world, is_eager=True, graphs="off", **settings)
+    captured, _ = make_llm(world, is_eager=True, graphs="auto", **settings)
+    expected, found = eager.generate(requests), captured.generate(requests)
+    assert ids_of(found) == ids_of(expected)
+    assert [answer.usage for answer in found] == [answer.usage for answer in expected]
+    assert captured.engine.stats().num_device_rounds > 0
