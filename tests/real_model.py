@@ -158,7 +158,7 @@ def load(
     return LLM.from_manifest(
         manifest,
         Overrides(
-            proposer="eagle3" if speculative else "none",
+            proposer=None if speculative else "none",
             device=device,
             dtype=dtype,
             max_num_requests=concurrency,
