@@ -133,30 +133,54 @@ def _unreadable(path: Path, message: str, **details: Any) -> DiagnosticError:
 def check_ids(
     ids_target: Sequence[int], *, where: str, target_vocab_size: int | None
 ) -> list[Diagnostic]:
-    """Return SD402, SD404 and SD420 for what is wrong with a list of target ids."""
+    """Return what is wrong with a list of target ids: SD402, SD404, SD420, each at most once."""
     if not ids_target:
         return [diagnose("SD420", where=where, message="the map is empty")]
-    findings = Findings()
     limit = 1 << 63 if target_vocab_size is None else target_vocab_size
+    outside: list[int] = []
+    again: list[int] = []
     first: dict[int, int] = {}
-    for draft_id, target_id in enumerate(ids_target):
-        if not 0 <= target_id < limit:
-            findings.add(
-                "SD402",
-                where=f"{where}#/{draft_id}",
-                message=f"entry {draft_id} is target id {target_id}, outside the vocabulary",
-                expected=f"0 to {limit - 1}",
-                found=target_id,
-            )
-        elif first.setdefault(target_id, draft_id) != draft_id:
-            findings.add(
-                "SD404",
-                where=f"{where}#/{draft_id}",
-                message=f"entries {first[target_id]} and {draft_id} are both target id {target_id}",
-                expected="each target id once",
-                found="twice",
-            )
-    return list(findings.result())
+    for place, token in enumerate(ids_target):
+        if not 0 <= token < limit:
+            outside.append(place)
+        elif first.setdefault(token, place) != place:
+            again.append(place)
+    found = [_outside(ids_target, outside, where, limit)] if outside else []
+    found += [_repeated(ids_target, again, first, where)] if again else []
+    return found
+
+
+def _outside(ids_target: Sequence[int], places: list[int], where: str, limit: int) -> Diagnostic:
+    place, values = places[0], [ids_target[place] for place in places]
+    message = f"entry {place} is target id {values[0]}, outside the vocabulary"
+    if values[1:]:
+        message = (
+            f"{len(values)} of {len(ids_target)} entries lie outside the vocabulary, ids "
+            f"{min(values)} to {max(values)}; the first is entry {place}, id {values[0]}"
+        )
+    return diagnose(
+        "SD402",
+        where=f"{where}#/{place}",
+        message=message,
+        expected=f"0 to {limit - 1}",
+        found=values[0] if len(values) == 1 else f"{min(values)} to {max(values)}",
+    )
+
+
+def _repeated(
+    ids_target: Sequence[int], places: list[int], first: Mapping[int, int], where: str
+) -> Diagnostic:
+    place, token = places[0], ids_target[places[0]]
+    message = f"entries {first[token]} and {place} are both target id {token}"
+    if places[1:]:
+        message += f"; {len(places)} of {len(ids_target)} entries repeat an earlier one"
+    return diagnose(
+        "SD404",
+        where=f"{where}#/{place}",
+        message=message,
+        expected="each target id once",
+        found="twice" if len(places) == 1 else f"{len(places)} repeated",
+    )
 
 
 def _read_json(path: Path) -> tuple[int, ...]:

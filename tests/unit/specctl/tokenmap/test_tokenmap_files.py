@@ -104,7 +104,22 @@ def test_bad_lists(tmp_path: Path, text: str, code: str, where: str) -> None:
 
 def test_all_problems_are_reported(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text("[1, 1, -5, 999999]")
-    assert [code for code, _ in codes_of(tmp_path / "m.json")] == ["SD404", "SD402", "SD402"]
+    assert codes_of(tmp_path / "m.json") == [("SD402", "m.json#/2"), ("SD404", "m.json#/1")]
+
+
+def test_a_map_of_another_target_is_one_finding_with_range_and_count(tmp_path: Path) -> None:
+    ids = [0, *range(60, 100), 7, 7, 7]
+    (tmp_path / "m.json").write_text(json.dumps(ids))
+    with pytest.raises(DiagnosticError) as caught:
+        read_token_map(tmp_path / "m.json", target_vocab_size=64)
+    outside, again = caught.value.diagnostics
+    assert (outside.code, outside.where) == ("SD402", "m.json#/5")
+    assert outside.message == (
+        "36 of 44 entries lie outside the vocabulary, ids 64 to 99; the first is entry 5, id 64"
+    )
+    assert (outside.expected, outside.found) == ("0 to 63", "64 to 99")
+    assert (again.code, again.where) == ("SD404", "m.json#/42")
+    assert "2 of 44 entries" in again.message
 
 
 def test_order_is_kept_and_size_may_be_unknown(tmp_path: Path) -> None:
