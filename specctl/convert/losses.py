@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from specctl.checkpoint import tensor_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.file_names import CONFIG
 from specctl.draft import DraftCheckpoint
-from specctl.formats.written import loss_of, lost
+from specctl.formats.written import LOSSES, Written, loss_of, lost
 
 _SHOWN = 5
 _COUNT_FIELDS = frozenset({"speculators_config", "num_depths"})
@@ -61,6 +62,36 @@ def hints_lost(
             where=f"{CONFIG}#/speculators_config/verifier/name_or_path",
             message=f"the source names `{draft.target_name}`",
             found=draft.target_name,
+        )
+
+
+def maps_left_out(draft: DraftCheckpoint, written: Written) -> Iterator[Diagnostic]:
+    """Yield as infos the stored `d2t` and `t2d` that are not written, unless the writer says so.
+
+    The draft computes the same without them: a mask marks the ids that the map names, and neither
+    says anything of a draft with the target's vocabulary.
+
+    Args:
+        draft: as it is written.
+        written: what the dialect's writer returned.
+    """
+    names = {key.rpartition(".")[2] for key in written.tensors}
+    if "t2d" in losses_in(written.diagnostics):
+        return
+    for role in ("d2t", "t2d") if draft.map_kind == "identity" else ("t2d",):
+        ref = draft.tensors.get(role)
+        if ref is None or role in names:
+            continue
+        why = LOSSES["t2d"]
+        if draft.map_kind == "identity":
+            why = "it is left out, as every target id stands for itself"
+        yield diagnose(
+            "SD601",
+            where=tensor_place(ref),
+            message=f"`{ref.key}` has no place in this dialect: {why}",
+            found=ref.key,
+            help="Nothing to do here; the draft computes the same without it",
+            severity="info",
         )
 
 

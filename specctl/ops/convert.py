@@ -19,7 +19,13 @@ from specctl.convert.dialects import find_dialect
 from specctl.convert.engine import Plan, write
 from specctl.convert.fixes import finite
 from specctl.convert.layout import DEFAULT_SHARD_BYTES, json_bytes, plan_layout
-from specctl.convert.losses import general_losses, hints_lost, judge_losses, losses_in
+from specctl.convert.losses import (
+    general_losses,
+    hints_lost,
+    judge_losses,
+    losses_in,
+    maps_left_out,
+)
 from specctl.convert.provenance import provenance_record
 from specctl.convert.reading import Moved
 from specctl.convert.shared import settle_shared
@@ -206,7 +212,10 @@ def write_draft(
     def check(directory: Path) -> None:
         check_written(directory, parts.draft, entry.name, losses, parts.target)
 
-    hints = hints_lost(parts.draft, written.config, target_name=name)
+    hints = (
+        *hints_lost(parts.draft, written.config, target_name=name),
+        *maps_left_out(parts.draft, written),
+    )
     report = planned_report(
         plan,
         source=parts.source,

@@ -12,7 +12,7 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.file_names import QUANTIZATION
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.formats.written import Origin
-from specctl.ops.given import Given
+from specctl.ops.given import Given, overridden_count, overridden_layers
 from specctl.ops.load import Loaded, file_findings, fit, load, located, refit
 
 
@@ -44,8 +44,8 @@ def read_parts(
 
     Args:
         source: directory of a draft, or of a target with prediction layers.
-        target: directory of the target.
-        given: facts that the user states.
+        target: directory of the target; SD805 when the source is a target itself.
+        given: facts that the user states; SD713 where the files state others.
         access: what is allowed while sources are read.
 
     Raises:
@@ -53,19 +53,27 @@ def read_parts(
     """
     loaded = load(source, access=access)
     if loaded.bundled is not None and loaded.target is not None:
-        return _bundled_parts(loaded, loaded.bundled, given)
+        return _bundled_parts(loaded, loaded.bundled, given, target)
     if loaded.draft is None:
         raise DiagnosticError(_no_draft(loaded))
     if target is None:
         draft = given.added_to(loaded.draft)
         findings = _judged(loaded, draft, file_findings(loaded.checkpoint, draft))
-        return _parts(loaded, draft, located(findings, source))
+        notes = _overridden(source, loaded.draft, draft, given)
+        return _parts(loaded, draft, (*located(findings, source), *notes))
     other = load(target, access=access)
     pair = fit(loaded, other)
     if pair.draft.draft is None or other.target is None:
         raise DiagnosticError([d for d in pair.diagnostics if d.severity != "info"])
     draft = given.added_to(pair.draft.draft)
-    return _parts(loaded, draft, refit(loaded, other, draft).diagnostics, other)
+    notes = _overridden(source, pair.draft.draft, draft, given)
+    return _parts(loaded, draft, (*refit(loaded, other, draft).diagnostics, *notes), other)
+
+
+def _overridden(
+    source: str, old: DraftCheckpoint, new: DraftCheckpoint, given: Given
+) -> tuple[Diagnostic, ...]:
+    return (*overridden_layers(source, old, new), *overridden_count(source, old, given))
 
 
 def _judged(
@@ -107,8 +115,12 @@ def _parts(
     )
 
 
-def _bundled_parts(loaded: Loaded, bundled: DraftCheckpoint, given: Given) -> Parts:
+def _bundled_parts(
+    loaded: Loaded, bundled: DraftCheckpoint, given: Given, target: str | None
+) -> Parts:
     draft = given.added_to(bundled)
+    findings = located(_judged(loaded, draft, _slice_errors(loaded, draft)), loaded.source)
+    notes = [*_overridden(loaded.source, bundled, draft, given), *_idle_target(loaded, target)]
     return Parts(
         source=loaded.source,
         draft=draft,
@@ -116,8 +128,22 @@ def _bundled_parts(loaded: Loaded, bundled: DraftCheckpoint, given: Given) -> Pa
         checkpoints={"draft": loaded.checkpoint, "target": loaded.checkpoint},
         is_bundled=True,
         target_source=loaded.source,
-        diagnostics=located(_judged(loaded, draft, _slice_errors(loaded, draft)), loaded.source),
+        diagnostics=(*findings, *notes),
     )
+
+
+def _idle_target(loaded: Loaded, target: str | None) -> Iterator[Diagnostic]:
+    """Yield SD805 for a target beside a source that is one itself."""
+    if target is not None and target != loaded.source:
+        yield diagnose(
+            "SD805",
+            where="--target",
+            message=f"`{loaded.source}` is a target itself, and its prediction layers are read "
+            f"with it; `{target}` was not opened",
+            expected="no --target",
+            found=target,
+            help="Leave `--target` out; `--stitch-into` puts these layers into another target",
+        )
 
 
 def _no_draft(loaded: Loaded) -> tuple[Diagnostic, ...]:

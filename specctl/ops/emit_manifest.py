@@ -28,7 +28,7 @@ from specctl.contract.manifest import (
     Sharing,
 )
 from specctl.draft import AuxNumbering, DraftCheckpoint, TargetCheckpoint
-from specctl.ops.given import Given
+from specctl.ops.given import Given, overridden_layers
 from specctl.ops.load import Loaded, Pair, fit, load, refit, wrong_role
 from specctl.ops.manifest_sections import (
     NO_DRAFT_GEOMETRY,
@@ -186,29 +186,8 @@ def _with_given(
 ) -> tuple[Pair, list[Diagnostic]]:
     ids = None if token_map is None else token_map.ids_target
     changed = given.added_to(facts, ids_target=ids)
-    return refit(pair.draft, pair.target, changed), _overridden(pair.draft.source, facts, changed)
-
-
-def _overridden(source: str, old: DraftCheckpoint, new: DraftCheckpoint) -> list[Diagnostic]:
-    """Return SD713 when the captured layers are others than the file's.
-
-    A token count is a choice of whoever serves and contradicts nothing.
-    """
-    if old.aux_layer_ids in (None, new.aux_layer_ids):
-        return []
-    return [
-        diagnose(
-            "SD713",
-            where=f"{source}/config.json#",
-            message="the given captured layers are not those that the file names",
-            expected=f"{_ids(old)} (0-based, output of that layer)",
-            found=f"{_ids(new)} (given)",
-        )
-    ]
-
-
-def _ids(draft: DraftCheckpoint) -> list[int]:
-    return list(draft.aux_layer_ids or ())
+    notes = overridden_layers(pair.draft.source, facts, changed)
+    return refit(pair.draft, pair.target, changed), list(notes)
 
 
 def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emission:

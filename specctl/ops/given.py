@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl import formats
+from specctl.checks.places import fact_place
+from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.draft import AuxNumbering, DraftCheckpoint
 
 
@@ -50,3 +52,52 @@ class Given:
 
 
 NOTHING_GIVEN = Given()
+
+
+def overridden_layers(
+    source: str, old: DraftCheckpoint, new: DraftCheckpoint
+) -> tuple[Diagnostic, ...]:
+    """Return SD713 when the given captured layers are others than the file's.
+
+    Args:
+        source: the draft, as the user wrote it.
+        old: as read.
+        new: with the given facts.
+    """
+    if old.aux_layer_ids in (None, new.aux_layer_ids):
+        return ()
+    finding = diagnose(
+        "SD713",
+        where=f"{source}/config.json#",
+        message="the given captured layers are not those that the file names",
+        expected=f"{_ids(old)} (0-based, output of that layer)",
+        found=f"{_ids(new)} (given)",
+    )
+    return (finding,)
+
+
+def overridden_count(source: str, draft: DraftCheckpoint, given: Given) -> tuple[Diagnostic, ...]:
+    """Return SD713 when the given token count is another than the one that the file states.
+
+    Only for what writes the count into a file: for a manifest it is a choice of whoever serves.
+
+    Args:
+        source: the draft, as the user wrote it.
+        draft: as read.
+        given: what the user states.
+    """
+    stated, count = draft.declared_num_speculative_tokens, given.num_speculative_tokens
+    if count is None or stated in (None, count):
+        return ()
+    finding = diagnose(
+        "SD713",
+        where=f"{source}/{fact_place(draft.origins, 'geometry.num_speculative_tokens')}",
+        message=f"{count} draft tokens were given and the file states {stated}",
+        expected=stated,
+        found=f"{count} (given)",
+    )
+    return (finding,)
+
+
+def _ids(draft: DraftCheckpoint) -> list[int]:
+    return list(draft.aux_layer_ids or ())

@@ -19,7 +19,7 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, 
 from specctl.convert.engine import Plan
 from specctl.convert.fixes import FIXES, config_changes, finite, get, put, restore, settled
 from specctl.convert.layout import json_bytes, plan_layout
-from specctl.convert.losses import judge_losses, losses_in
+from specctl.convert.losses import judge_losses, losses_in, maps_left_out
 from specctl.convert.provenance import provenance_record
 from specctl.convert.settings import apply_settings, check_settings, parse_settings
 from specctl.convert.side_files import side_files
@@ -101,7 +101,12 @@ def normalize(
         check_settings(facts, parts.draft, read)
 
     report = planned_report(
-        plan, source=source, source_format=entry.name, format=entry.name, out=out, found=found
+        plan,
+        source=source,
+        source_format=entry.name,
+        format=entry.name,
+        out=out,
+        found=(*found, *located(maps_left_out(parts.draft, written), source)),
     )
     report = msgspec.structs.replace(
         report,

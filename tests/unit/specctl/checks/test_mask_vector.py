@@ -91,7 +91,11 @@ def test_anything_else_is_an_error(put: Put, value: Any, code: str) -> None:
 def test_a_wrong_vector_is_not_carried_on(tmp_path: Path) -> None:
     source = CHECKPOINTS / "zlab-dflash-mask-file-short"
     out = tmp_path / "out"
-    options = {"to": "zlab-dflash", "out": str(out), "target": str(CHECKPOINTS / "hf-llama-tiny")}
+    options: dict[str, Any] = {
+        "to": "zlab-dflash",
+        "out": str(out),
+        "target": str(CHECKPOINTS / "hf-llama-tiny"),
+    }
     report = convert(str(source), **options)
     assert report.state == "refused"
     assert [d.code for d in report.diagnostics if d.severity == "error"] == ["SD322"]
