@@ -29,6 +29,8 @@ class PreparedBatch:
             see the whole block.
         window_positions_N: int64, position that a sliding window of the row ends at; None: its own.
             Windows of a block draft end at the anchor for all rows of the block.
+        rows_per_request: set when the batch is dense: request b of the tables has rows
+            b * rows_per_request and on, this many. Kernels may then handle them together.
 
     Invariants: a row attends to positions 0..its limit; rows of one request are in ascending order;
     all rows of a layer are written to the pool before that layer's attention reads it.
@@ -42,6 +44,7 @@ class PreparedBatch:
     max_length: int
     limits_N: torch.Tensor | None = None
     window_positions_N: torch.Tensor | None = None
+    rows_per_request: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -61,7 +64,9 @@ class RoundRequests:
         num_drafts_B: int64, drafts that count, 0 for padding; rows beyond them are computed, too.
         block_tables_BT: int32, enough for every position below `max_length`; entries that a request
             does not hold are 0, and so are all of padding.
-        kv_block_size: tokens of a KV block.
+        positions_BW: int64, lengths_B + 0..W - 1.
+        kv_slots_BW: int64, flat KV slots of these positions; in block 0 where a request holds none.
+        row_request_BW: int32, index of the request.
         max_length: bound of every position + 1 in this round (host value).
     """
 
@@ -70,31 +75,31 @@ class RoundRequests:
     newest_ids_target_B: torch.Tensor
     num_drafts_B: torch.Tensor
     block_tables_BT: torch.Tensor
-    kv_block_size: int
+    positions_BW: torch.Tensor
+    kv_slots_BW: torch.Tensor
+    row_request_BW: torch.Tensor
     max_length: int
 
-    def batch(self, ids_target_BW: torch.Tensor, first_positions_B: torch.Tensor) -> PreparedBatch:
-        """Return W rows of each request at consecutive positions, request by request.
+    def batch(self, ids_target_BC: torch.Tensor, *, first: int = 0) -> PreparedBatch:
+        """Return C rows of each request at consecutive positions, request by request.
 
         Args:
-            ids_target_BW: int64.
-            first_positions_B: int64, position of each request's first row.
+            ids_target_BC: int64.
+            first: where the first row is, counted from the newest token; first + C is W at most.
 
         Sync: none; the rows of a padding request write to block 0.
         """
-        num_requests, width = ids_target_BW.shape
-        device = ids_target_BW.device
-        positions_BW = first_positions_B[:, None] + torch.arange(width, device=device)
-        blocks_BW = self.block_tables_BT.gather(1, positions_BW // self.kv_block_size)
-        slots_BW = blocks_BW * self.kv_block_size + positions_BW % self.kv_block_size
-        requests_B = torch.arange(num_requests, dtype=torch.int32, device=device)
+        count = ids_target_BC.shape[1]
+        assert first + count <= self.positions_BW.shape[1], "a round has W positions"
+        columns = slice(first, first + count)
         return PreparedBatch(
-            ids_target_N=ids_target_BW.flatten(),
-            positions_N=positions_BW.flatten(),
-            slots_N=slots_BW.flatten(),
-            row_request_N=requests_B[:, None].expand(num_requests, width).flatten(),
+            ids_target_N=ids_target_BC.flatten(),
+            positions_N=self.positions_BW[:, columns].flatten(),
+            slots_N=self.kv_slots_BW[:, columns].flatten(),
+            row_request_N=self.row_request_BW[:, columns].flatten(),
             block_tables_BT=self.block_tables_BT,
             max_length=self.max_length,
+            rows_per_request=width,
         )
 
 

@@ -55,11 +55,10 @@ class DeviceRound:
         requests = state.requests(shape)
         drafts_BG = self.draft.draft_round(requests, shape.num_drafts)
         ids_BW = torch.cat([requests.newest_ids_target_B[:, None], drafts_BG], dim=1)
-        batch = requests.batch(ids_BW, requests.lengths_B)
+        batch = requests.batch(ids_BW)
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
         chosen_BW = self.target.greedy_ids(output.hidden_ND).view(shape.batch, shape.width)
         num_accepted_B, _ = accept(drafts_BG, chosen_BW, requests.num_drafts_B)
-        first_rows_B = torch.arange(0, batch.num_rows, shape.width, device=state.device)
         self.draft.observe_round(
             requests,
             RoundStates(
@@ -67,7 +66,7 @@ class DeviceRound:
                 next_ids_target_N=chosen_BW.flatten(),
                 aux_hidden_NA=output.aux_hidden_NA,
                 final_hidden_ND=output.hidden_ND,
-                last_rows_B=first_rows_B + num_accepted_B,
+                last_rows_B=state.constants(shape).first_rows_B + num_accepted_B,
             ),
         )
         state.commit(requests, chosen_BW, num_accepted_B)

@@ -54,6 +54,21 @@ class SlotRow:
     blocks: Sequence[int]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RoundConstants:
+    """Tensors that depend on a shape alone.
+
+    Args:
+        offsets_W: int64, 0..W - 1.
+        row_request_BW: int32, b in row b.
+        first_rows_B: int64, row of each request's newest token.
+    """
+
+    offsets_W: torch.Tensor
+    row_request_BW: torch.Tensor
+    first_rows_B: torch.Tensor
+
+
 class RoundState:
     """Device tensors of all slots, inputs of the next round and its output.
 
@@ -99,7 +114,21 @@ class RoundState:
         )
         self.slots_B = torch.full((max_batch,), num_slots, dtype=torch.int64, device=device)
         self.num_drafts_B = torch.zeros_like(self.slots_B)
+        self._constants: dict[tuple[int, int], RoundConstants] = {}
         self.output_BX = torch.zeros((max_batch, max_drafts + 2), dtype=torch.int64, device=device)
+
+    def constants(self, shape: RoundShape) -> RoundConstants:
+        """Return what a shape fixes; made once, when the shape first runs."""
+        key = (shape.batch, shape.width)
+        found = self._constants.get(key)
+        if found is None:
+            requests_B = torch.arange(shape.batch, device=self.device)
+            found = self._constants[key] = RoundConstants(
+                offsets_W=torch.arange(shape.width, device=self.device),
+                row_request_BW=requests_B.to(torch.int32)[:, None].repeat(1, shape.width),
+                first_rows_B=requests_B * shape.width,
+            )
+        return found
 
     def write_requests(self, rows: Sequence[SlotRow]) -> None:
         """Set slots to what the host knows.
@@ -153,15 +182,23 @@ class RoundState:
 
         Sync: none.
         """
-        slots_B = self.slots_B[: shape.batch]
-        num_blocks = -(-shape.context // self.kv_block_size)
+        size, slots_B = self.kv_block_size, self.slots_B[: shape.batch]
+        constants = self.constants(shape)
+        lengths_B = self.lengths_S.index_select(0, slots_B)
+        block_tables_BT = self.block_tables_ST[:, : -(-shape.context // size)].index_select(
+            0, slots_B
+        )
+        positions_BW = lengths_B[:, None] + constants.offsets_W
+        blocks_BW = block_tables_BT.gather(1, positions_BW // size)
         return RoundRequests(
             slots_B=slots_B,
-            lengths_B=self.lengths_S.index_select(0, slots_B),
+            lengths_B=lengths_B,
             newest_ids_target_B=self.newest_ids_target_S.index_select(0, slots_B),
             num_drafts_B=self.num_drafts_B[: shape.batch],
-            block_tables_BT=self.block_tables_ST[:, :num_blocks].index_select(0, slots_B),
-            kv_block_size=self.kv_block_size,
+            block_tables_BT=block_tables_BT,
+            positions_BW=positions_BW,
+            kv_slots_BW=blocks_BW * size + positions_BW % size,
+            row_request_BW=constants.row_request_BW,
             max_length=shape.context,
         )
 

@@ -33,7 +33,7 @@ def block_states(
     own_widths_B = requests.num_drafts_B.clamp(min=1) + model.first_slot
     anchors_BW = requests.lengths_B[:, None].expand(num_requests, width)
     rows = BlockRows(
-        batch=requests.batch(ids_target_BW, requests.lengths_B),
+        batch=requests.batch(ids_target_BW),
         anchors_N=anchors_BW.flatten(),
         ends_N=(anchors_BW + (own_widths_B - 1)[:, None]).flatten(),
     )
@@ -72,6 +72,7 @@ def read_block(
             logits_BR = None if logits_BR is None else logits_BR + step.bias_BR
         if logits_BR is None:
             continue
+        logits_BR = model.select(logits_BR, previous_B, hidden_BH)
         previous_B = chooser.propose_ids(logits_BR)
         drafts.append(previous_B)
         if model.confidence is not None:

@@ -153,8 +153,7 @@ class ChainProposer:
         drafts: list[torch.Tensor] = []
         while len(drafts) < num_drafts:
             if drafts:
-                positions_B = requests.lengths_B + (len(drafts) - 1)
-                entries = requests.batch(drafts[-1][:, None], positions_B)
+                entries = requests.batch(drafts[-1][:, None], first=len(drafts) - 1)
                 hidden = self._model.forward(entries, hidden.feedback_NH, self._kv)
             drafts.append(self._model.propose_ids(hidden.head_input_NH))
         return torch.stack(drafts, dim=1) if drafts else slots_B.new_zeros((slots_B.shape[0], 0))
