@@ -45,7 +45,7 @@ STREAMING = f"""\
 ROUTE_NOTES = {
     "GET /health": "200 `ok`; 503 while stopping or when the engine has ended.",
     "GET /metrics": "Prometheus text; every HELP line states its definition.",
-    "GET /info": "The resolved settings, each with its origin.",
+    "GET /info": "The resolved settings, each with its origin; what captured graphs cost.",
     "GET /v1/models": "The one served model.",
     "GET /v1/models/{model}": "The same by id.",
     "POST /v1/completions": "Completions; text is encoded with the tokenizer's own begin token.",
