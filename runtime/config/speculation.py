@@ -13,8 +13,8 @@ from specctl.contract.manifest import Manifest
 def settle_proposer(ledger: Ledger, manifest: Manifest) -> tuple[ProposerName, int]:
     """Return the proposer and the drafts per round; 0 drafts and `none` imply each other.
 
-    Findings: SD807 (cannot run with this manifest), SD806 (more drafts than a block yields), SD832
-    (more drafts than positions), SD805.
+    Findings: SD807 (cannot run with this manifest), SD806 (more drafts than a block or several
+    prediction layers yield), SD832 (more drafts than positions), SD805.
     """
     draft = manifest.draft
     name = ledger.pick(
@@ -68,6 +68,15 @@ def _settle_gamma(ledger: Ledger, manifest: Manifest, proposer: ProposerName) ->
             "num_speculative_tokens",
             f"a round of {gamma} drafts never fits into the target's {positions} positions",
             expected=f"at most {positions - 1}",
+            found=gamma,
+        )
+    num_layers = 0 if manifest.draft is None else manifest.draft.decoder.num_layers
+    if proposer == "mtp" and 1 < num_layers < gamma:
+        ledger.refuse(
+            "SD806",
+            "num_speculative_tokens",
+            f"{gamma} tokens are asked for, {num_layers} prediction layers make one each",
+            expected=f"at most {num_layers}",
             found=gamma,
         )
     if geometry.draft_block_size is None or proposer not in DRAFT_PROPOSERS:

@@ -116,12 +116,14 @@ class BlockManager:
         Args:
             table: the request's blocks.
             ids_target: its tokens as committed; nothing after a stop.
-            num_computed_tokens: leading positions whose KV is final.
+            num_computed_tokens: leading positions whose target KV is final.
         """
         if not self._is_caching:
             return
         size = self.kv_block_size
-        for index in range(len(table.keys), num_computed_tokens // size):
+        # A draft that looks k tokens ahead has its last keys and values k - 1 positions behind.
+        num_final_tokens = num_computed_tokens - max(0, self._num_lookahead_tokens - 1)
+        for index in range(len(table.keys), num_final_tokens // size):
             if not self._is_nameable(index, len(ids_target)):
                 return
             key = self._key(table.keys[-1] if table.keys else _ROOT_KEY, ids_target, index)

@@ -9,9 +9,10 @@ import torch
 
 from runtime.config import DRAFT_PROPOSERS, ProposerName
 from runtime.kv import KVLayer
-from runtime.models import BlockModel, DraftModel
+from runtime.models import BlockModel, DraftModel, MtpModel
 from runtime.spec.block import BlockProposer
 from runtime.spec.chain import ChainProposer
+from runtime.spec.mtp import LayeredMtpProposer
 from runtime.spec.ngram import DEFAULT_MAX_NGRAM, NgramProposer
 from runtime.spec.none import NoProposer
 from runtime.spec.oracle import OracleProposer, OracleScript
@@ -61,6 +62,10 @@ def make_proposer(
             raise _unavailable(name, expected=f"an `{name}` draft in the manifest")
         if isinstance(draft.model, BlockModel):
             return BlockProposer(
+                draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
+            )
+        if isinstance(draft.model, MtpModel) and len(draft.model.layers) > 1:
+            return LayeredMtpProposer(
                 draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
             )
         return ChainProposer(

@@ -9,7 +9,7 @@ from specctl.checkpoint import WEIGHT_DTYPES, tensor_place
 from specctl.checks.quantization import QUANTISED_DTYPES
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import DraftAlgorithm
-from specctl.contract.roles import ALWAYS, OPTIONAL, ROLES_BY_ALGORITHM, find_role
+from specctl.contract.roles import ALWAYS, OPTIONAL, find_role, roles_of_draft
 from specctl.draft import DraftCheckpoint, TargetCheckpoint, served_algorithm
 from specctl.formats.model_types import ARCHITECTURES
 
@@ -72,7 +72,8 @@ def draft_not_served(draft: DraftCheckpoint, source: str) -> Iterator[Diagnostic
 
 def _other_parts(draft: DraftCheckpoint, where: str) -> Iterator[Diagnostic]:
     """Yield SD716 for a variant of a served algorithm: parts more, or parts less."""
-    table = ROLES_BY_ALGORITHM[draft.algorithm]
+    num_layers = 0 if draft.decoder is None else draft.decoder.num_layers
+    table = roles_of_draft(draft.algorithm, num_layers)
     more = [
         role
         for role in draft.tensors

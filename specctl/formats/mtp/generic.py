@@ -2,7 +2,7 @@
 
 Invariants: every tensor of the layers has one role; of a target, nothing else is looked at. What
 the config promises and what is stored are compared in both directions (SD310, SD326). The runtime
-computes one dense layer of the DeepSeek layout; all others have no `decoder`, and their shapes are
+computes dense layers of the DeepSeek layout; all others have no `decoder`, and their shapes are
 checked with `sizes`.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from specctl.checkpoint import Checkpoint
 from specctl.contract.file_names import CONFIG
 from specctl.contract.manifest import Decoder
-from specctl.contract.roles import MTP_ROLES, TensorRole
+from specctl.contract.roles import MTP_ROLES, TensorRole, roles_of_draft
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble, is_whole
 from specctl.formats.aux_layers import NO_AUX
@@ -26,7 +26,7 @@ from specctl.formats.mtp.checks import report_counts, report_experts, report_req
 from specctl.formats.mtp.config import read_count, settle_fields, sizes_of, text_fields
 from specctl.formats.mtp.family import MtpFamily
 from specctl.formats.mtp.part import SHARED_KEYS, MtpPart, find_part
-from specctl.formats.mtp.roles import roles_of
+from specctl.formats.mtp.roles import STACK_ROLES, roles_of
 from specctl.formats.mtp.style import LayerStyle, read_style
 from specctl.formats.names import (
     IGNORED_KEYS,
@@ -97,15 +97,19 @@ def names_of(part: MtpPart) -> NameTable:
         own = part.key_of(role)
         if role not in rows and own is not None and own not in part.roles:
             rows[role] = [own]
+        for place in range(part.num_layers if part.num_layers > 1 else 0):
+            in_layer = f"layers.{place}.{role}"
+            named = part.key_of(in_layer)
+            if in_layer not in rows and named is not None:
+                rows[in_layer] = [named]
     for shared, role in SHARED_KEYS:
         if shared not in rows.setdefault(role, []):
             rows[role].append(shared)
     table = [Name(role=role, keys=tuple(keys)) for role, keys in rows.items()]
     if part.family.block_style == "llama" and part.indexes:
-        index = str(part.indexes[0])
-        prefix = part.root + part.family.block.replace("{i}", index)
-        dense = at_layer(layer_names(prefix), 0)
-        table += [row for row in dense if row.role not in rows]
+        for place, prefix in enumerate(part.layer_prefixes):
+            dense = at_layer(layer_names(prefix), place)
+            table += [row for row in dense if row.role not in rows]
     return NameTable(names=tuple(table), ignored=IGNORED_KEYS)
 
 
@@ -167,7 +171,7 @@ def decoder_of(
     layers: Fields,
     absent: Family = "llama",
 ) -> Decoder | None:
-    """Return the layer's shape when it is the one layer that the runtime computes, else None.
+    """Return the shape of the layers when the runtime computes them, else None.
 
     Args:
         checkpoint: the opened files.
@@ -179,24 +183,19 @@ def decoder_of(
         absent: family of a config without a `model_type`.
     """
     family = family_of(layers, absent_model_type=absent)
-    is_single = part.num_layers <= 1
+    is_whole_each = part.num_layers <= 1 or part.num_fused == len(part.indexes)
     is_known = style.is_plain or not matched.tensors
-    if family is None or not (part.family.is_served and is_single and is_known):
+    if family is None or not (part.family.is_served and is_whole_each and is_known):
         return None
-    return _dense(checkpoint, family, names=names, matched=matched, layers=layers)
-
-
-def _dense(
-    checkpoint: Checkpoint, family: Family, *, names: NameTable, matched: Matched, layers: Fields
-) -> Decoder | None:
+    num_layers = max(part.num_layers, 1)
     return read_draft_stack(
         checkpoint,
         names,
-        MTP_ROLES,
+        roles_of_draft("mtp", num_layers),
         matched=matched,
         layers=layers,
         family=family,
-        num_layers=1,
+        num_layers=num_layers,
         num_aux_states=0,
     )
 
@@ -205,7 +204,7 @@ def _roles(
     part: MtpPart, style: LayerStyle, *, decoder: Decoder | None, is_gated: bool
 ) -> tuple[TensorRole, ...]:
     if decoder is not None:
-        return MTP_ROLES
+        return MTP_ROLES if decoder.num_layers == 1 else STACK_ROLES
     is_wide = part.family.concat_order == "separate matrices"
     return roles_of(style, is_gated=is_gated, is_stream_wide=is_wide)
 

@@ -7,7 +7,7 @@ rank, `Vo` value columns of `o_proj`.
 
 from __future__ import annotations
 
-from specctl.contract.roles import OPTIONAL, TensorRole
+from specctl.contract.roles import MTP_LAYERS_ROLES, OPTIONAL, TensorRole
 from specctl.formats.mtp.style import LayerStyle
 
 
@@ -65,6 +65,14 @@ _EXPERTS: tuple[TensorRole, ...] = (
     _layer("mlp.gate.weight", "E", "H"),
     _layer("mlp.experts.gate_up_proj", "E", "2*Ie", "H"),
     _layer("mlp.experts.down_proj", "E", "H", "Ie"),
+)
+
+
+# A layer of several may store copies of its own, which no manifest can say.
+STACK_ROLES: tuple[TensorRole, ...] = (
+    *MTP_LAYERS_ROLES,
+    _layer("embedding", "V", "H"),
+    _layer("head", "V", "H"),
 )
 
 

@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.kv import KVPool
-from runtime.models import ChainDraft, Eagle1Model, MtpModel
-from runtime.spec.chain import ChainProposer
+from runtime.models import Eagle1Model, MtpModel
+from runtime.spec import factory
+from runtime.spec.factory import DraftParts
 from runtime.spec.packing import pack_rows
-from runtime.spec.types import Observation, SamplingParams
+from runtime.spec.types import Observation, Proposer, SamplingParams
 from specctl.ops.emit_manifest import emit_manifest
+from tests.engine_harness import kv_rows
 from tests.tiny import write_tiny_target
 from tests.tiny_last_state import write_eagle1, write_mtp
 from tests.tiny_manifest import load_tiny
@@ -60,9 +62,11 @@ def llama_layer(w: Tensors, prefix: str, x_NH: torch.Tensor) -> torch.Tensor:
     return x_NH + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
 
 
-def mtp_step(draft: Tensors, target: Tensors, ids: list[int], h_NH: torch.Tensor) -> torch.Tensor:
+def mtp_step(
+    draft: Tensors, target: Tensors, ids: list[int], h_NH: torch.Tensor, layer: int = 0
+) -> torch.Tensor:
     """Return [N, H]: the normed output for tokens `ids` beside states `h`; it is fed back, too."""
-    p = "model.layers.4."
+    p = f"model.layers.{4 + layer}."
     embedded = target["model.embed_tokens.weight"][ids]
     both = [norm(embedded, draft[f"{p}enorm.weight"]), norm(h_NH, draft[f"{p}hnorm.weight"])]
     out = llama_layer(draft, p, torch.cat(both, -1) @ draft[f"{p}eh_proj.weight"].T)
@@ -89,9 +93,10 @@ class Case:
 
     def __init__(self, directory: Path, kind: str) -> None:
         target_dir = write_tiny_target(directory / "target")
-        self.step: Step = mtp_step if kind == "mtp" else eagle1_step
-        if kind == "mtp":
-            draft_dir = write_mtp(directory / "draft", target_dir)
+        self.step: Step = mtp_step if kind.startswith("mtp") else eagle1_step
+        self.num_layers = 3 if kind == "mtp-layers" else 1
+        if kind.startswith("mtp"):
+            draft_dir = write_mtp(directory / "draft", target_dir, num_layers=self.num_layers)
         else:
             draft_dir = write_eagle1(
                 directory / "draft",
@@ -102,7 +107,7 @@ class Case:
         manifest = emit_manifest(str(target_dir), str(draft_dir), num_speculative_tokens=3)
         model = load_tiny(manifest).draft
         assert isinstance(model, (MtpModel, Eagle1Model))
-        self.model: ChainDraft = model
+        self.model = model
         self.target = {k: v.float() for k, v in load_file(target_dir / "model.safetensors").items()}
         self.draft = {k: v.float() for k, v in load_file(draft_dir / "model.safetensors").items()}
 
@@ -111,6 +116,8 @@ class Case:
 
     def chain(self, ids: Sequence[int], num_drafts: int) -> tuple[list[int], torch.Tensor]:
         """Return the drafts after `ids` and the logits of the first one."""
+        if self.num_layers > 1:
+            return self.layer_by_layer(ids, num_drafts)
         tokens, rows = list(ids[1:]), self.states(len(ids) - 1)
         first = torch.empty(0)
         for index in range(num_drafts):
@@ -121,20 +128,35 @@ class Case:
             rows = torch.cat([rows, out])
         return tokens[len(ids) - 1 :], first
 
+    def layer_by_layer(self, ids: Sequence[int], num_drafts: int) -> tuple[list[int], torch.Tensor]:
+        """Return the same of several layers: layer k pairs its states with tokens k further on."""
+        count, tokens, rows = len(ids) - 1, list(ids), self.states(len(ids) - 1)
+        first = torch.empty(0)
+        for layer in range(min(num_drafts, self.num_layers)):
+            read = tokens[1 + layer : 1 + layer + count]
+            rows = mtp_step(self.draft, self.target, read, rows, layer)
+            logits = rows[-1] @ self.target["lm_head.weight"].T
+            first = logits if layer == 0 else first
+            tokens.append(int(logits.argmax()))
+        return tokens[len(ids) :], first
 
-@pytest.fixture(scope="module", params=["mtp", "eagle", "eagle-bias", "eagle-two-layers"])
+
+@pytest.fixture(
+    scope="module", params=["mtp", "mtp-layers", "eagle", "eagle-bias", "eagle-two-layers"]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("draft"), request.param)
 
 
-def make_proposer(case: Case) -> tuple[ChainProposer, KVPool]:
+def make_proposer(case: Case) -> tuple[Proposer, KVPool]:
     pool = KVPool(
         case.model.kv_specs, num_blocks=16, kv_block_size=BLOCK, dtype=torch.float32, device=CPU
     )
-    return ChainProposer(case.model, pool.layers, kv_block_size=BLOCK, num_slots=2), pool
+    parts = DraftParts(model=case.model, kv=pool.layers, kv_block_size=BLOCK, num_slots=2)
+    return factory.make_proposer(case.model.facts.algorithm, device=CPU, draft=parts), pool
 
 
-def show(proposer: ChainProposer, case: Case, ids: list[int], start: int, stop: int) -> None:
+def show(proposer: Proposer, case: Case, ids: list[int], start: int, stop: int) -> None:
     """Let the proposer see the target's states of positions start..stop - 1."""
     view = make_view(ids, GREEDY, num_prompt_tokens=3, slot=1, block_table=[5, 2, 9, 4])
     rows = [(0, p, ids[p]) for p in range(start, stop)]
@@ -150,7 +172,7 @@ def show(proposer: ChainProposer, case: Case, ids: list[int], start: int, stop: 
     )
 
 
-def drafts_of(proposer: ChainProposer, ids: list[int], count: int) -> list[int]:
+def drafts_of(proposer: Proposer, ids: list[int], count: int) -> list[int]:
     view = make_view(
         ids, GREEDY, num_prompt_tokens=3, slot=1, block_table=[5, 2, 9, 4], num_drafts=count
     )
@@ -194,14 +216,38 @@ def test_committed_tokens_replace_the_chains_own_guess(case: Case) -> None:
         show(proposer, case, ids, newest, len(ids) - 1)
     again, rebuilt = make_proposer(case)
     show(again, case, ids, 0, len(ids) - 1)
-    whole = [5, 2][: (len(ids) - 1) // BLOCK]
-    for kept, made in zip(pool.layers, rebuilt.layers, strict=True):
-        assert torch.equal(kept.k[whole], made.k[whole])
-        assert torch.equal(kept.v[whole], made.v[whole])
+    for layer, (kept, made) in enumerate(zip(pool.layers, rebuilt.layers, strict=True)):
+        num_final = len(ids) - 1 - (layer if case.num_layers > 1 else 0)
+        rows = (kv_rows(each, [5, 2, 9, 4], num_final) for each in (kept, made))
+        assert torch.equal(*rows)
 
 
 def test_what_the_engine_reads(case: Case) -> None:
     proposer, _ = make_proposer(case)
     assert proposer.name == case.model.facts.algorithm
     assert (proposer.aux_layer_ids, proposer.needs_final_hidden) == ((), True)
-    assert proposer.num_lookahead_tokens == 1
+    assert proposer.num_lookahead_tokens == case.num_layers
+
+
+def test_several_layers_make_one_draft_each(case: Case) -> None:
+    proposer, _ = make_proposer(case)
+    view = make_view([1, 2, 3], GREEDY, num_prompt_tokens=2, num_drafts=9)
+    assert proposer.max_drafts(view) == (case.num_layers if case.num_layers > 1 else 9)
+
+
+def test_short_requests_and_mixed_depths_equal_the_reference(case: Case) -> None:
+    """Entries before the request's first position do not exist; views leave at their own depth."""
+    for ids in ([5, 9], [5, 9, 40]):
+        proposer, _ = make_proposer(case)
+        show(proposer, case, ids, 0, len(ids) - 1)
+        assert drafts_of(proposer, ids, 3) == case.chain(ids, 3)[0]
+        one, two = (
+            make_view(
+                ids, GREEDY, num_prompt_tokens=1, slot=1, block_table=[5, 2], num_drafts=count
+            )
+            for count in (1, 2)
+        )
+        proposal = proposer.propose([one, two])
+        assert proposal.num_drafts == (1, 2)
+        expected = case.chain(ids, 2)[0]
+        assert proposal.ids_target_BG.tolist() == [[expected[0], 0], expected]
