@@ -20,10 +20,12 @@ from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import (
     LAST_STATE_DRAFTS,
     BlockDraft,
+    CandidateSelector,
     Decoder,
     Draft,
     DraftAlgorithm,
     Geometry,
+    LocalConvolution,
     MarkovHead,
     Origin,
     Sharing,
@@ -31,7 +33,7 @@ from specctl.contract.manifest import (
     TensorRef,
     WeightFile,
 )
-from specctl.contract.roles import ALWAYS, TensorRole, find_role, roles_of_draft
+from specctl.contract.roles import ALWAYS, ROLES_BY_ALGORITHM, TensorRole, find_role
 
 TargetFormat = Literal["huggingface"]
 Role = Literal["target", "draft"]
@@ -55,6 +57,8 @@ Algorithm = Literal[
 ]
 
 BLOCK_ALGORITHMS: tuple[Algorithm, ...] = ("dflash", "dflash2", "dspark", "domino", "xpress")
+DFLASH2_DETAILS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+"""Details that shape a DFlash2 draft's convolutions and its selector."""
 FIRST_EMBEDDINGS: Mapping[Algorithm, str] = {"mlp_speculator": "emb.0"}
 """Drafts with an embedding for each step -> role of the first."""
 FIRST_HEADS: Mapping[Algorithm, str] = {
@@ -296,13 +300,13 @@ class DraftCheckpoint:
     @property
     def foreign_details(self) -> tuple[str, ...]:
         """Return the stated fields that change a block draft's forward and no manifest can say."""
-        return tuple(name for name in self.details if self.is_block and name != "causal")
+        known = {"causal", *(DFLASH2_DETAILS if self.algorithm == "dflash2" else ())}
+        return tuple(name for name in self.details if self.is_block and name not in known)
 
     @property
     def _is_described_by_manifest(self) -> bool:
         """Tell whether nothing changes the forward pass that a manifest cannot say."""
-        num_layers = 0 if self.decoder is None else self.decoder.num_layers
-        roles = roles_of_draft(self.algorithm, num_layers)
+        roles = ROLES_BY_ALGORITHM.get(self.algorithm, ())
         needed = (role.name.replace("{i}", "0") for role in roles if role.when == ALWAYS)
         is_whole = all(name in self.tensors for name in needed)
         is_known = all(find_role(role, roles) for role in self.tensors)
@@ -348,8 +352,22 @@ class DraftCheckpoint:
         )
 
     def _block_facts(self) -> BlockDraft | None:
+        if not self.is_block:
+            return None
         causal = self.details.get("causal")
-        return BlockDraft(is_causal=causal) if self.is_block and isinstance(causal, bool) else None
+        taps, group, rank, top_k = (self._detail(name) for name in DFLASH2_DETAILS)
+        facts = BlockDraft(
+            is_causal=causal if isinstance(causal, bool) else None,
+            convolution=LocalConvolution(kernel_size=taps, group_size=group)
+            if taps and group
+            else None,
+            selector=CandidateSelector(rank=rank, top_k=top_k) if rank and top_k else None,
+        )
+        return None if facts == BlockDraft() else facts
+
+    def _detail(self, name: str) -> int | None:
+        value = self.details.get(name)
+        return value if isinstance(value, int) else None
 
 
 def served_algorithm(algorithm: Algorithm) -> DraftAlgorithm | None:

@@ -30,6 +30,7 @@ from tests.tiny import (
 from tests.tiny_manifest import load_tiny
 
 Kind = Literal["vanilla", "gated", "rnn"]
+_TAPS, _GROUP, _RANK = 3, 8, 6  # of DFlash2
 _SMALL = 0.05  # keeps tanh of the recurrent head near its argument
 
 
@@ -39,6 +40,7 @@ class BlockCase:
 
     Args:
         markov: kind of head; None for a DFlash draft.
+        has_selector: a DFlash2 draft, with its convolutions.
         sample_from_anchor: what slot 0 is.
         draft_vocab_size: rows of a reduced head, None for the target's vocabulary.
         has_own_embedding: the draft stores its embedding.
@@ -47,6 +49,7 @@ class BlockCase:
     """
 
     markov: Kind | None = "vanilla"
+    has_selector: bool = False
     sample_from_anchor: bool = True
     draft_vocab_size: int | None = 80
     has_own_embedding: bool = False
@@ -57,7 +60,9 @@ class BlockCase:
     @property
     def algorithm(self) -> str:
         """The Speculators type."""
-        return "dflash" if self.markov is None else "dspark"
+        if self.markov is not None:
+            return "dspark"
+        return "dflash2" if self.has_selector else "dflash"
 
 
 def make_block_world(directory: Path, case: BlockCase) -> World:
@@ -95,6 +100,8 @@ def write_tiny_block(directory: Path, target_dir: Path, case: BlockCase) -> Path
         weights.normal("embed_tokens.weight", rows, hidden, std=1.0)
     if case.markov is not None:
         _add_heads(weights, case.markov, target, ids)
+    if case.has_selector:
+        _add_dflash2(weights, hidden, rows)
     save_shards(directory, weights.tensors, dtype=torch.float32, num_shards=1)
     write_json(directory / "config.json", _config(config, sizes, case, draft_rows=len(ids)))
     return directory
@@ -140,6 +147,20 @@ def _add_heads(
     weights.normal("confidence_head.proj.bias", 1, std=0.2)
 
 
+def _add_dflash2(weights: Weights, hidden: int, rows: int) -> None:
+    """Add random convolutions of `_TAPS` taps near the identity, and a random selector."""
+    for index in range(2):
+        for name in ("attention_conv", "mlp_conv"):
+            place = f"layers.{index}.{name}"
+            weights.normal(f"{place}.base_kernel", 2, _TAPS, hidden, std=0.2)
+            weights.tensors[f"{place}.base_kernel"][:, 0] += 1.0
+            outputs = 2 * _TAPS * hidden // _GROUP
+            weights.normal(f"{place}.kernel_projection.weight", outputs, hidden, std=0.05)
+    weights.normal("candidate_selector.hidden_projection.weight", _RANK, hidden, std=0.3)
+    for name in ("predecessor", "successor"):
+        weights.normal(f"candidate_selector.{name}_codebook", rows, _RANK, std=1.0)
+
+
 def _config(
     target: Mapping[str, Any], sizes: Sizes, case: BlockCase, *, draft_rows: int
 ) -> dict[str, Any]:
@@ -163,6 +184,14 @@ def _config(
         "speculators_version": "0.9.0",
         "transformer_layer_config": _layers(sizes, case, target["vocab_size"]),
     }
+    if case.has_selector:
+        config["architectures"] = ["DFlash2DraftModel"]
+        config |= {
+            "conv_group_size": _GROUP,
+            "conv_kernel_size": _TAPS,
+            "selector_rank": _RANK,
+            "selector_top_k": 8,
+        }
     if case.markov is not None:
         config |= {
             "confidence_head_with_markov": True,

@@ -10,7 +10,9 @@ import torch
 
 from specctl.contract.diagnostics import Diagnostic
 
-ProposerName = Literal["none", "eagle", "eagle3", "mtp", "dflash", "dspark", "ngram", "oracle"]
+ProposerName = Literal[
+    "none", "eagle", "eagle3", "mtp", "dflash", "dflash2", "dspark", "ngram", "oracle"
+]
 GraphsMode = Literal["auto", "off"]
 ConfigOrigin = Literal["given", "manifest", "default", "derived"]
 
@@ -23,7 +25,9 @@ DEVICE_DTYPES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("float32", "bfloat16"),
     "cuda": ("bfloat16", "float16"),
 }
-DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset(
+    {"eagle", "eagle3", "mtp", "dflash", "dflash2", "dspark"}
+)
 """Proposers that run a draft model."""
 
 DEFAULT_KV_BLOCK_SIZE = 16

@@ -1,4 +1,4 @@
-"""Block drafts (DFlash, DSpark): one forward fills the slots [anchor, mask, mask, ...].
+"""Block drafts (DFlash, DFlash2, DSpark): one forward fills the slots [anchor, mask, mask, ...].
 
 The draft has no tokens of its own behind the anchor: every layer's keys and values of a context
 position are projections of h_ctx = norm(fc(target states there)), written once by `write_context`.
@@ -22,6 +22,7 @@ from runtime.batch import PreparedBatch
 from runtime.kernels import (
     Stream,
     apply_rope,
+    embed,
     embed_stream,
     head_logits,
     head_rms_norm,
@@ -31,6 +32,7 @@ from runtime.kernels import (
 )
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.block_heads import Confidence, Markov
+from runtime.models.dflash2 import Convolution, Selector
 from runtime.models.eagle3 import Fuse
 from runtime.models.layers import DecoderLayer, TensorSource, layer_source, rope_table
 from runtime.models.support import decoder_problems
@@ -70,10 +72,12 @@ class BlockLayer:
     Args:
         layer: weights.
         is_causal: whether a slot sees the slots before it only.
+        convolutions: around attention and around the MLP; DFlash2 only.
     """
 
     layer: DecoderLayer
     is_causal: bool
+    convolutions: tuple[Convolution, Convolution] | None
 
     @classmethod
     def build(cls, facts: Draft, take: TensorSource, *, layer_index: int) -> BlockLayer:
@@ -81,9 +85,16 @@ class BlockLayer:
         decoder = facts.decoder
         stated = None if facts.block is None else facts.block.is_causal
         is_sliding = decoder.layer_types[layer_index] == "sliding_attention"
+        taps = None if facts.block is None else facts.block.convolution
         return cls(
             layer=DecoderLayer.build(_beside_anchor(decoder), take, layer_index=layer_index),
             is_causal=is_sliding if stated is None else stated,
+            convolutions=None
+            if taps is None
+            else (
+                Convolution.build(taps, take, "attention_conv"),
+                Convolution.build(taps, take, "mlp_conv"),
+            ),
         )
 
     def write_context(
@@ -121,6 +132,21 @@ class BlockLayer:
         batch = rows.seen(is_causal=self.is_causal)
         return self.layer.advance(stream, batch, cache, cos_sin_TP, next_norm_D=next_norm_H)
 
+    def convolve(
+        self, x_NH: torch.Tensor, rows: BlockRows, cache: KVLayer, cos_sin_TP: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the stream [N, H] after a layer with convolutions, which no product absorbs."""
+        layer, eps = self.layer, self.layer.rms_norm_eps
+        assert self.convolutions is not None, "the layer has no convolutions"
+        around_attention, around_mlp = self.convolutions
+        slots_N = rows.batch.positions_N - rows.anchors_N
+        batch = rows.seen(is_causal=self.is_causal)
+        entered, dynamic = around_attention.enter(rms_norm(x_NH, layer.input_norm, eps), slots_N)
+        attended = layer.attention.forward(entered, batch, cache, cos_sin_TP)
+        x_NH = x_NH + around_attention.leave(attended, dynamic, slots_N)
+        entered, dynamic = around_mlp.enter(rms_norm(x_NH, layer.post_attention_norm, eps), slots_N)
+        return x_NH + around_mlp.leave(layer.mlp.forward(entered), dynamic, slots_N)
+
 
 def _beside_anchor(decoder: Decoder) -> Decoder:
     """Return the facts with windows that hold the anchor and `sliding_window` positions before."""
@@ -147,6 +173,7 @@ class BlockModel:
         cos_sin_TP: fp32 rotary table of the draft's own numbers.
         markov: None for DFlash.
         confidence: None without that head.
+        selector: DFlash2 only.
     """
 
     facts: Draft
@@ -162,6 +189,7 @@ class BlockModel:
     cos_sin_TP: torch.Tensor
     markov: Markov | None
     confidence: Confidence | None
+    selector: Selector | None
 
     @classmethod
     def build(
@@ -189,6 +217,7 @@ class BlockModel:
         decoder, size = facts.decoder, geometry.draft_block_size
         assert size is not None, "the manifest of a block draft states its block"
         assert geometry.sample_from_anchor is not None, "and what its slot 0 is"
+        choice = None if facts.block is None else facts.block.selector
         markov = None
         if facts.markov is not None:
             markov = Markov.build(facts.markov, take, draft_to_target_R=draft_to_target_R)
@@ -214,6 +243,7 @@ class BlockModel:
             ),
             markov=markov,
             confidence=Confidence.build(facts, take) if facts.has_confidence_head else None,
+            selector=None if choice is None else Selector.build(choice, take),
         )
 
     @property
@@ -260,6 +290,11 @@ class BlockModel:
             rows: blocks behind a context that `write_context` wrote.
             kv: this draft's cache layers; the blocks' slots are overwritten.
         """
+        if self.layers[0].convolutions is not None:
+            x_NH = embed(rows.batch.ids_target_N, self.embedding_VH)
+            for layer, cache in zip(self.layers, kv, strict=True):
+                x_NH = layer.convolve(x_NH, rows, cache, self.cos_sin_TP)
+            return rms_norm(x_NH, self.norm_H, self.facts.decoder.rms_norm_eps)
         norms = (*(layer.layer.input_norm for layer in self.layers), self.norm_H)
         stream = embed_stream(rows.batch.ids_target_N, self.embedding_VH, norms[0])
         for layer, cache, norm in zip(self.layers, kv, norms[1:], strict=True):
@@ -269,3 +304,17 @@ class BlockModel:
     def base_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids, before any correction."""
         return head_logits(hidden_MH, self.head_RH)
+
+    def select(
+        self, logits_MR: torch.Tensor, ids_target_M: torch.Tensor, hidden_MH: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the logits that a draft is chosen by: a selector's scores, else the logits.
+
+        Args:
+            logits_MR: fp32, corrected by a Markov head where there is one.
+            ids_target_M: the token before each slot's prediction.
+            hidden_MH: the slots' normed states.
+        """
+        if self.selector is None:
+            return logits_MR
+        return self.selector.select(logits_MR, ids_target_M, hidden_MH)

@@ -1,4 +1,4 @@
-"""Block drafting (DFlash, DSpark): one draft forward fills a block of slots; heads read it in turn.
+"""Block drafting (DFlash, DFlash2, DSpark): one draft forward fills a block; heads read it in turn.
 
 A request with newest token at L (KV known for 0..L - 1) gives the draft the slots [anchor, mask,
 ...] at positions L, L + 1, ...; the anchor is the newest token. Slot k predicts the token at
@@ -211,6 +211,7 @@ class BlockProposer:
                 logits_MR = None if logits_MR is None else logits_MR + step.bias_BR
             if logits_MR is None:
                 continue
+            logits_MR = model.select(logits_MR, previous_B[index], hidden_MH)
             views = [blocks.views[n] for n in staying]
             chosen_M = choose_drafts(self._chooser, logits_MR, views, draft_index=j)
             ids_target_BG[index, j] = chosen_M

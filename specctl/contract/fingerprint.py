@@ -68,7 +68,7 @@ def fingerprint(
 def _draft_facts(draft: Draft) -> dict[str, Any]:
     later = {"block": draft.block, "prediction": draft.prediction}  # older digests lack the keys
     return {
-        **{name: facts for name, facts in later.items() if facts is not None},
+        **{name: _stated(facts) for name, facts in later.items() if facts is not None},
         "algorithm": draft.algorithm,
         "config": draft.config_digest,
         "dtype": draft.dtype,
@@ -88,6 +88,12 @@ def _draft_facts(draft: Draft) -> dict[str, Any]:
         "mask": draft.mask_token_id,
         "files": _headers(draft.files),
     }
+
+
+def _stated(facts: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that are not None: a field that a later version adds changes no digest."""
+    fields = msgspec.structs.asdict(facts)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _kv_layout(decoder: Decoder) -> list[int]:

@@ -16,9 +16,9 @@ import msgspec
 SCHEMA_VERSION = 1
 
 OriginKind = Literal["read", "derived", "given"]
-DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash", "eagle"]
+DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash", "eagle", "dflash2"]
 """Drafts that a manifest can describe."""
-BLOCK_DRAFTS: tuple[DraftAlgorithm, ...] = ("dspark", "dflash")
+BLOCK_DRAFTS: tuple[DraftAlgorithm, ...] = ("dspark", "dflash", "dflash2")
 """Those that fill a block of slots in one forward."""
 LAST_STATE_DRAFTS: tuple[DraftAlgorithm, ...] = ("mtp", "eagle")
 """Those that read the target's state after its final norm, and capture no layer's."""
@@ -164,15 +164,43 @@ class MarkovHead(_Facts, frozen=True, kw_only=True):
     kind: Literal["vanilla", "gated", "rnn"]
 
 
+class LocalConvolution(_Facts, frozen=True, kw_only=True):
+    """DFlash2: every slot is mixed with the slots before it around attention and MLP.
+
+    Args:
+        kernel_size: slots that are mixed, the own one included.
+        group_size: channels that share what the slot's state adds to the kernel.
+    """
+
+    kernel_size: PositiveInt
+    group_size: PositiveInt
+
+
+class CandidateSelector(_Facts, frozen=True, kw_only=True):
+    """DFlash2: the best ids of a slot are chosen among by the token before it.
+
+    Args:
+        rank: width of the codebooks, one row per target id.
+        top_k: ids of the highest logits that stand for selection.
+    """
+
+    rank: PositiveInt
+    top_k: PositiveInt
+
+
 class BlockDraft(_Facts, frozen=True, kw_only=True):
     """What only some block drafts state.
 
     Args:
         is_causal: whether a slot sees the slots before it only (true) or all of them (false), in
             every layer; None: sliding layers are causal, full ones are not.
+        convolution: DFlash2 only.
+        selector: DFlash2 only.
     """
 
     is_causal: bool | None = None
+    convolution: LocalConvolution | None = None
+    selector: CandidateSelector | None = None
 
 
 class PredictionLayers(_Facts, frozen=True, kw_only=True):

@@ -40,8 +40,10 @@ SHAPE_SYMBOLS: Mapping[str, str] = MappingProxyType(
         "I": "intermediate size",
         "V": "target vocabulary",
         "R": "draft vocabulary",
-        "M": "Markov rank",
+        "M": "rank of a Markov head or of a candidate selector",
         "C": "confidence input: H, or H + M",
+        "K": "taps of a local convolution",
+        "CG": "groups of channels of a local convolution",
     }
 )
 ALWAYS = "always"
@@ -139,6 +141,23 @@ EAGLE1_ROLES: tuple[TensorRole, ...] = (
     _role("norm", "H", when="layernorms"),
 )
 
+DFLASH2_HEADS: tuple[TensorRole, ...] = (
+    *(
+        role
+        for name in ("attention_conv", "mlp_conv")
+        for role in (
+            _role(f"layers.{{i}}.{name}.base_kernel", "2", "K", "H"),
+            _role(f"layers.{{i}}.{name}.kernel_projection", "2*K*CG", "H"),
+        )
+    ),
+    _role("selector.hidden_projection", "M", "H"),
+    _role("selector.predecessor", "V", "M"),
+    _role("selector.successor", "V", "M"),
+)
+"""Local convolutions around every sub-layer, and the candidate selector."""
+
+DFLASH2_ROLES: tuple[TensorRole, ...] = (*BLOCK_ROLES, *DFLASH2_HEADS)
+
 MTP_ROLES: tuple[TensorRole, ...] = (
     _role("embedding", "V", "H", when=OPTIONAL),
     _role("head", "V", "H", when=OPTIONAL),
@@ -149,15 +168,6 @@ MTP_ROLES: tuple[TensorRole, ...] = (
     _role("norm", "H"),
 )
 
-_AROUND_LAYER = ("fc.weight", "embedding_norm", "hidden_norm", "norm")
-MTP_LAYERS_ROLES: tuple[TensorRole, ...] = tuple(
-    TensorRole(name=f"layers.{{i}}.{role.name}", shape=role.shape, when=role.when)
-    if role.name in _AROUND_LAYER
-    else role
-    for role in MTP_ROLES
-)
-"""Several prediction layers, each with what joins its inputs and its own last norm."""
-
 MAP_ROLES = ("d2t", "t2d", "token_map")
 """Integer vectors that say which target ids a reduced vocabulary holds."""
 
@@ -167,16 +177,8 @@ ROLES_BY_ALGORITHM: Mapping[str, tuple[TensorRole, ...]] = {
     "mtp": MTP_ROLES,
     "eagle": EAGLE1_ROLES,
     "dflash": BLOCK_ROLES,
+    "dflash2": DFLASH2_ROLES,
 }
-
-
-
-def roles_of_draft(algorithm: str, num_layers: int) -> tuple[TensorRole, ...]:
-    """Return the table of a draft that a manifest can describe; empty for another algorithm."""
-    if algorithm == "mtp" and num_layers > 1:
-        return MTP_LAYERS_ROLES
-    return ROLES_BY_ALGORITHM.get(algorithm, ())
-
 
 _INDEX = re.compile(r"^(layers|fc_norm)\.(\d+)(?=\.|$)")
 

@@ -118,13 +118,14 @@ def blocks(request: dict[str, Any]) -> dict[str, Any]:
     """Run a block draft on fixed inputs; return what its heads make of the asked-for anchors.
 
     The answer has a list for each anchor, over the block's slots: `base` and `corrected` logits
-    (equal without a Markov head), and `confidence` log odds (None without that head).
+    (equal without a Markov head; a selector's scores, -inf elsewhere), and `confidence` log odds
+    (None without that head).
     """
     from speculators.models.dspark import core
 
     model = SpeculatorModel.from_pretrained(request["directory"]).to(torch.float32).eval()
     found: dict[str, Any] = {}
-    model.lm_head.register_forward_hook(lambda *call: found.update(base=call[2]))
+    model.lm_head.register_forward_hook(lambda _, args, out: found.update(hidden=args[0], base=out))
     judge = core.compute_metrics
 
     def note(logits: Any, targets: Any, confidence: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,10 +135,13 @@ def blocks(request: dict[str, Any]) -> dict[str, Any]:
     core.compute_metrics = note
     try:
         with torch.no_grad():
-            model(**_inputs(model))
+            inputs = _inputs(model)
+            model(**inputs)
     finally:
         core.compute_metrics = judge
     size = model.config.block_size
+    if hasattr(model, "candidate_selector"):
+        found["corrected"] = _selected(model, inputs["input_ids"], found)
 
     def of_anchors(name: str, source: str) -> Any:
         value = found.get(name, found.get(source))
@@ -151,6 +155,17 @@ def blocks(request: dict[str, Any]) -> dict[str, Any]:
         "corrected": of_anchors("corrected", "base"),
         "confidence": of_anchors("confidence", "confidence"),
     }
+
+
+def _selected(model: Any, ids: Any, found: dict[str, Any]) -> Any:
+    """Return the selector's scores over the vocabulary for a block at each position."""
+    count = found["base"].shape[1] // model.config.block_size
+    starts = torch.arange(count).clamp(max=SEQUENCE - model.config.block_size)
+    slots = (starts[:, None] + torch.arange(model.config.block_size)).flatten()
+    before = model._predecessor_ids(ids, slots).reshape(1, -1)
+    with torch.no_grad():
+        chosen, scores = model.candidate_selector.select(found["base"], found["hidden"], before)
+    return torch.full_like(found["base"], float("-inf")).scatter(-1, chosen, scores)
 
 
 def _inputs(model: Any) -> dict[str, Any]:

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from specctl.contract.manifest import Decoder, Draft, Target, Vocabulary
+from specctl.contract.manifest import Decoder, Draft, LocalConvolution, Target, Vocabulary
 from specctl.contract.roles import (
     EAGLE1_ROLES,
     EAGLE3_ROLES,
+    MTP_ROLES,
     ROLES_BY_ALGORITHM,
     TARGET_ROLES,
     TensorRole,
     dimension,
     find_role,
     required_roles,
-    roles_of_draft,
 )
 
 TensorSource = Callable[[str], torch.Tensor]
@@ -100,15 +100,14 @@ def eagle1_shapes(draft: Draft) -> Shapes:
 def mtp_shapes(draft: Draft) -> Shapes:
     """Return role -> shape of the prediction layers; embedding, head and map are not among them."""
     decoder = draft.decoder
-    roles = roles_of_draft("mtp", decoder.num_layers)
     names = required_roles(
-        roles,
+        MTP_ROLES,
         conditions=frozenset(_layer_conditions(decoder)),
         num_layers=decoder.num_layers,
         num_aux_states=0,
     )
     sizes = _layer_sizes(decoder) | {"Ht": draft.target_hidden_size, "X": decoder.hidden_size}
-    return {name: _shape(name, roles, sizes) for name in names}
+    return {name: _shape(name, MTP_ROLES, sizes) for name in names}
 
 
 def block_shapes(draft: Draft, *, vocabulary: Vocabulary) -> Shapes:
@@ -129,6 +128,8 @@ def block_shapes(draft: Draft, *, vocabulary: Vocabulary) -> Shapes:
         num_layers=decoder.num_layers,
         num_aux_states=len(draft.aux_layer_ids),
     )
+    taps = None if draft.block is None else draft.block.convolution
+    choice = None if draft.block is None else draft.block.selector
     w2 = draft.tensors.get("markov_w2")
     is_full = w2 is not None and w2.shape[:1] == (vocabulary.target_vocab_size,)
     sizes = _layer_sizes(decoder) | {
@@ -137,10 +138,15 @@ def block_shapes(draft: Draft, *, vocabulary: Vocabulary) -> Shapes:
         "X": decoder.hidden_size,
         "V": vocabulary.target_vocab_size,
         "R": vocabulary.target_vocab_size if is_full else vocabulary.draft_vocab_size,
-        "M": rank,
+        "M": rank if choice is None else choice.rank,
+        **({} if taps is None else _convolution_sizes(decoder, taps)),
         "C": decoder.hidden_size + (rank if draft.is_confidence_with_markov else 0),
     }
     return {name: _shape(name, roles, sizes) for name in names}
+
+
+def _convolution_sizes(decoder: Decoder, taps: LocalConvolution) -> dict[str, int]:
+    return {"K": taps.kernel_size, "CG": decoder.hidden_size // taps.group_size}
 
 
 def _layer_conditions(decoder: Decoder) -> set[str]:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from specctl.checkpoint import Checkpoint
 from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.contract.manifest import Decoder
-from specctl.contract.roles import TensorRole
+from specctl.contract.roles import DFLASH2_HEADS, TensorRole
 from specctl.draft import Algorithm, DraftCheckpoint
 from specctl.formats.assemble import NormFlags, assemble
 from specctl.formats.block import facts
@@ -34,7 +34,6 @@ from specctl.formats.block.names import (
 )
 from specctl.formats.block.places import Sections, open_sections, settle
 from specctl.formats.block.roles import (
-    DFLASH2_HEADS,
     DFLASH_ROLES,
     DOMINO_HEADS,
     DSPARK_HEADS,

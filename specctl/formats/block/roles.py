@@ -11,16 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from specctl.contract.roles import ALWAYS, DSPARK_ROLES, LAYER_ROLES, OPTIONAL, TensorRole
+from specctl.contract.roles import (
+    ALWAYS,
+    DFLASH2_HEADS,
+    DSPARK_ROLES,
+    LAYER_ROLES,
+    OPTIONAL,
+    TensorRole,
+)
 
 BLOCK_SYMBOLS: Mapping[str, str] = MappingProxyType(
     {
         "B": "slots of the trained block",
-        "CG": "groups of channels of a local convolution",
         "E": "width of Domino's prefix embedding",
         "F": "inner size of the refiner",
         "G": "width of Domino's prefix GRU",
-        "K": "taps of a local convolution",
         "KA": "latent attention: key/value rank and rotary dimensions",
         "KB": "latent attention: heads times (non-rotary and value dimensions)",
         "KR": "latent attention: key/value rank",
@@ -86,20 +91,6 @@ DFLASH_ROLES: tuple[TensorRole, ...] = (*_GLOBALS, *LAYER_ROLES, *_VARIANTS)
 FUSED_ROLES: tuple[TensorRole, ...] = (*_GLOBALS, *_FUSED_LAYERS, *_VARIANTS)
 LATENT_ROLES: tuple[TensorRole, ...] = (*_GLOBALS, *_LATENT_LAYERS, *_VARIANTS)
 GEMMA_ROLES: tuple[TensorRole, ...] = (*DFLASH_ROLES, *_SANDWICH)
-
-DFLASH2_HEADS: tuple[TensorRole, ...] = (
-    *(
-        role
-        for name in ("attention_conv", "mlp_conv")
-        for role in (
-            _role(f"layers.{{i}}.{name}.base_kernel", "2", "K", "H"),
-            _role(f"layers.{{i}}.{name}.kernel_projection", "2*K*CG", "H"),
-        )
-    ),
-    _role("selector.hidden_projection", "M", "H"),
-    _role("selector.predecessor", "V", "M"),
-    _role("selector.successor", "V", "M"),
-)
 
 DOMINO_HEADS: tuple[TensorRole, ...] = (
     _role("prefix_gru.input", "3*G", "H"),

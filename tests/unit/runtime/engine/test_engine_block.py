@@ -35,6 +35,7 @@ CASES = [
     BlockCase(markov="rnn", sample_from_anchor=False),
     BlockCase(sliding_window=6),
     BlockCase(markov=None, sample_from_anchor=False),
+    BlockCase(markov=None, has_selector=True, sample_from_anchor=False, draft_vocab_size=None),
     BlockCase(markov=None, sample_from_anchor=False, draft_vocab_size=None, sliding_window=6),
 ]
 PARAMS = (
@@ -56,7 +57,7 @@ REQUESTS = tuple(
 
 
 def name_of(case: BlockCase) -> str:
-    parts = [case.markov or "dflash", "anchor" if case.sample_from_anchor else "bonus"]
+    parts = [case.markov or case.algorithm, "anchor" if case.sample_from_anchor else "bonus"]
     parts += ["full"] * (case.draft_vocab_size is None) + ["window"] * bool(case.sliding_window)
     return "-".join(parts)
 

@@ -12,7 +12,7 @@ import pytest
 from specctl.contract.codec import dump_manifest, parse_manifest
 from specctl.contract.consistency import check_manifest
 from specctl.contract.diagnostics import DiagnosticError
-from specctl.contract.manifest import BlockDraft
+from specctl.contract.manifest import BlockDraft, CandidateSelector, LocalConvolution
 from specctl.ops.emit_manifest import emit_manifest
 
 CHECKPOINTS = Path(__file__).parents[4] / "fixtures" / "checkpoints"
@@ -60,6 +60,17 @@ def test_an_override_of_the_mask_is_a_fact_and_counts_for_the_fingerprint(tmp_pa
     assert manifest.draft is not None
     assert manifest.draft.block == BlockDraft(is_causal=True)
     assert manifest.fingerprint != plain.fingerprint
+    assert parse_manifest(dump_manifest(manifest), name="again.yaml") == manifest
+
+
+def test_a_dflash2_draft_states_its_convolutions_and_selector() -> None:
+    manifest = emit_manifest(TARGET, str(CHECKPOINTS / "zlab-dflash2-clean"))
+    assert manifest.draft is not None
+    assert manifest.draft.algorithm == "dflash2"
+    assert manifest.draft.block == BlockDraft(
+        convolution=LocalConvolution(kernel_size=2, group_size=5),
+        selector=CandidateSelector(rank=3, top_k=4),
+    )
     assert parse_manifest(dump_manifest(manifest), name="again.yaml") == manifest
 
 
