@@ -33,7 +33,7 @@ from specctl.contract.manifest import (
     TensorRef,
     WeightFile,
 )
-from specctl.contract.roles import ALWAYS, ROLES_BY_ALGORITHM, TensorRole, find_role
+from specctl.contract.roles import ALWAYS, TensorRole, find_role, roles_of_draft
 
 TargetFormat = Literal["huggingface"]
 Role = Literal["target", "draft"]
@@ -306,7 +306,8 @@ class DraftCheckpoint:
     @property
     def _is_described_by_manifest(self) -> bool:
         """Tell whether nothing changes the forward pass that a manifest cannot say."""
-        roles = ROLES_BY_ALGORITHM.get(self.algorithm, ())
+        num_layers = 0 if self.decoder is None else self.decoder.num_layers
+        roles = roles_of_draft(self.algorithm, num_layers)
         needed = (role.name.replace("{i}", "0") for role in roles if role.when == ALWAYS)
         is_whole = all(name in self.tensors for name in needed)
         is_known = all(find_role(role, roles) for role in self.tensors)

@@ -168,6 +168,15 @@ MTP_ROLES: tuple[TensorRole, ...] = (
     _role("norm", "H"),
 )
 
+_AROUND_LAYER = ("fc.weight", "embedding_norm", "hidden_norm", "norm")
+MTP_LAYERS_ROLES: tuple[TensorRole, ...] = tuple(
+    TensorRole(name=f"layers.{{i}}.{role.name}", shape=role.shape, when=role.when)
+    if role.name in _AROUND_LAYER
+    else role
+    for role in MTP_ROLES
+)
+"""Several prediction layers, each with what joins its inputs and its own last norm."""
+
 MAP_ROLES = ("d2t", "t2d", "token_map")
 """Integer vectors that say which target ids a reduced vocabulary holds."""
 
@@ -179,6 +188,14 @@ ROLES_BY_ALGORITHM: Mapping[str, tuple[TensorRole, ...]] = {
     "dflash": BLOCK_ROLES,
     "dflash2": DFLASH2_ROLES,
 }
+
+
+def roles_of_draft(algorithm: str, num_layers: int) -> tuple[TensorRole, ...]:
+    """Return the table of a draft that a manifest can describe; empty for another algorithm."""
+    if algorithm == "mtp" and num_layers > 1:
+        return MTP_LAYERS_ROLES
+    return ROLES_BY_ALGORITHM.get(algorithm, ())
+
 
 _INDEX = re.compile(r"^(layers|fc_norm)\.(\d+)(?=\.|$)")
 

@@ -14,13 +14,13 @@ from specctl.contract.manifest import Decoder, Draft, LocalConvolution, Target, 
 from specctl.contract.roles import (
     EAGLE1_ROLES,
     EAGLE3_ROLES,
-    MTP_ROLES,
     ROLES_BY_ALGORITHM,
     TARGET_ROLES,
     TensorRole,
     dimension,
     find_role,
     required_roles,
+    roles_of_draft,
 )
 
 TensorSource = Callable[[str], torch.Tensor]
@@ -100,14 +100,15 @@ def eagle1_shapes(draft: Draft) -> Shapes:
 def mtp_shapes(draft: Draft) -> Shapes:
     """Return role -> shape of the prediction layers; embedding, head and map are not among them."""
     decoder = draft.decoder
+    roles = roles_of_draft("mtp", decoder.num_layers)
     names = required_roles(
-        MTP_ROLES,
+        roles,
         conditions=frozenset(_layer_conditions(decoder)),
         num_layers=decoder.num_layers,
         num_aux_states=0,
     )
     sizes = _layer_sizes(decoder) | {"Ht": draft.target_hidden_size, "X": decoder.hidden_size}
-    return {name: _shape(name, MTP_ROLES, sizes) for name in names}
+    return {name: _shape(name, roles, sizes) for name in names}
 
 
 def block_shapes(draft: Draft, *, vocabulary: Vocabulary) -> Shapes:
