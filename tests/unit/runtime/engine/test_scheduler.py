@@ -185,3 +185,23 @@ def test_remove_gives_everything_back(is_running: bool) -> None:
     assert (scheduler.num_running, scheduler.num_waiting) == ((0, 1) if is_running else (1, 0))
     assert (blocks.num_free_blocks == blocks.num_usable_blocks) == is_running
     assert len(proposer.released) == is_running
+
+
+def test_a_request_refused_for_lack_of_blocks_is_tried_again_when_more_are_free() -> None:
+    scheduler, blocks, _ = _scheduler(num_kv_blocks=8)  # 7 to hand out, 4 tokens each
+    first, second = _request("a", 12), _request("b", 12)
+    assert not scheduler.may_admit
+    scheduler.add(first)
+    assert scheduler.may_admit
+    scheduler.schedule()
+    scheduler.add(second)
+    assert scheduler.may_admit
+    version = scheduler.version
+    assert _shape(scheduler.schedule())[1] == [("a", 0, 12)]
+    assert not scheduler.may_admit, "it was refused, and no block came free since"
+    assert scheduler.version == version
+    scheduler.remove(first)
+    assert scheduler.may_admit
+    assert scheduler.version != version
+    assert _shape(scheduler.schedule())[1] == [("b", 0, 12)]
+    assert blocks.num_free_blocks < blocks.num_usable_blocks
