@@ -67,15 +67,16 @@ def measured(source: Path, target: Path | None) -> tuple[InspectReport, Cost]:
     Processor time grows when other work shares the core, so that a slow run is repeated: the
     shortest of three is what the input costs.
     """
-    report, cost = _measured_once(source, target)
+    report, cost = measured_once(source, target)
     for _ in range(2):
         if cost.cpu_s > MAX_CPU_S:
-            _, again = _measured_once(source, target)
+            _, again = measured_once(source, target)
             cost = cost._replace(cpu_s=min(cost.cpu_s, again.cpu_s))
     return report, cost
 
 
-def _measured_once(source: Path, target: Path | None) -> tuple[InspectReport, Cost]:
+def measured_once(source: Path, target: Path | None) -> tuple[InspectReport, Cost]:
+    """Return the report and the cost of making it once."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is resident now
     before, start = resident_bytes("VmRSS"), time.process_time()
     report = inspect(str(source), None if target is None else str(target))

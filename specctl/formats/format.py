@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from specctl.checkpoint import Checkpoint
 from specctl.contract.file_names import CONFIG
 from specctl.draft import Algorithm, DraftCheckpoint, Role
-from specctl.formats.generic_keys import generic_forms
+from specctl.formats.generic_keys import generic_forms, matching
 
 if TYPE_CHECKING:
     from specctl.formats.written import WriteRequest, Written
@@ -60,9 +60,8 @@ class Evidence:
 
     def first_key(self, pattern: str) -> str | None:
         """Return the mark of the first key whose generic form matches, None without one."""
-        matches = re.compile(pattern).fullmatch
-        found = next((key for form, key in self.generic.items() if matches(form)), None)
-        return None if found is None else f"tensor {found}"
+        found = next(matching(pattern, self.generic), None)
+        return None if found is None else f"tensor {self.generic[found]}"
 
     def config_mark(self, *keys: str) -> str | None:
         """Return the mark of the first of the keys that the config states, None without one."""
@@ -154,10 +153,9 @@ class Format:
 def _generic_forms(keys: Iterable[str]) -> dict[str, str]:
     """Return generic form -> the first key of that form, in the order of the keys."""
     listed = sorted(keys)
-    first: dict[str, str] = {}
-    for form, key in zip(generic_forms(listed), listed, strict=True):
-        if form not in first:
-            first[form] = key
+    forms = generic_forms(listed)
+    first = dict.fromkeys(forms, "")
+    first.update(zip(reversed(forms), reversed(listed), strict=True))  # the first key comes last
     return first
 
 
@@ -167,8 +165,8 @@ def _seen_layouts(generic: Mapping[str, str], layouts: Iterable[Layout]) -> dict
     One expression for all layouts first: a file may have a million forms of names.
     """
     listed = list(layouts)
-    any_layout = re.compile("|".join(f"(?:{layout.pattern})" for layout in listed)).fullmatch
-    shown = {form: key for form, key in generic.items() if any_layout(form)}
+    any_layout = "|".join(f"(?:{layout.pattern})" for layout in listed)
+    shown = {form: generic[form] for form in matching(any_layout, generic)}
     seen: dict[str, str] = {}
     for layout in listed:
         matches = re.compile(layout.pattern).fullmatch

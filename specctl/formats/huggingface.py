@@ -163,7 +163,9 @@ def _dense_stack(
     findings = root.findings
     _report_other_parts(checkpoint.tensors, located, bundled, findings)
     gone = {ref.key for ref in located.decoys}.union(bundled)
-    tensors = {key: entry for key, entry in checkpoint.tensors.items() if key not in gone}
+    tensors = checkpoint.tensors
+    if gone:
+        tensors = {key: entry for key, entry in tensors.items() if key not in gone}
     matched = _without_tied_copy(NAMES.match(tensors, findings), findings, is_tied=is_tied)
     stored = count_layers(matched.tensors)
     stated = root.integer("num_hidden_layers", maximum=MAX_LAYERS, is_required=True)

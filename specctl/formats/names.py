@@ -16,7 +16,7 @@ from specctl.checkpoint import TensorEntry
 from specctl.contract.findings import MAX_OF_A_CODE, Findings
 from specctl.contract.manifest import TensorRef
 from specctl.contract.roles import TensorRole, generic_role, required_roles
-from specctl.formats.generic_keys import INDEX, generic_forms, generic_key
+from specctl.formats.generic_keys import INDEX, generic_forms, generic_key, matching
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,19 +99,19 @@ class NameTable:
         unmapped: list[TensorEntry] = []
         unmapped_forms: list[str] = []
         listed = sorted(tensors)
-        ignored = re.compile("|".join(f"(?:{row.pattern})" for row in self.ignored) or "(?!)")
+        without_use = "|".join(f"(?:{row.pattern})" for row in self.ignored)
+        ignored = frozenset(matching(without_use, listed) if without_use else ())
         for key, form in zip(listed, generic_forms(listed), strict=True):
             entry = tensors[key]
             role = None
             if key in lookup or form in lookup or key.endswith(_SCALE_ENDS):
                 role = _role(key, lookup) or _scale_role(key, lookup)
-            if role is None:
-                if ignored.fullmatch(key) is None:
-                    unmapped.append(entry)
-                    unmapped_forms.append(form)
-                else:
-                    reason = self._ignored_reason(key)
-                    findings.add("SD507", where=entry.describe(), message=f"not used: {reason}")
+            if role is None and key in ignored:
+                reason = self._ignored_reason(key)
+                findings.add("SD507", where=entry.describe(), message=f"not used: {reason}")
+            elif role is None:
+                unmapped.append(entry)
+                unmapped_forms.append(form)
             elif role in found:
                 twice.append((role, entry, found[role].key))
             else:

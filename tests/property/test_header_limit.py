@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 MEASURE = """
 import json, sys
 from pathlib import Path
-from tests.fuzz_entry import measured
-measured(Path("fixtures/checkpoints/hf-llama-clean"), None)
-report, cost = measured(Path(sys.argv[1]), None)
+from tests.fuzz_entry import measured_once
+measured_once(Path("fixtures/checkpoints/hf-llama-clean"), None)
+report, cost = measured_once(Path(sys.argv[1]), None)
 codes = sorted({item.code for item in report.diagnostics})
 print(json.dumps([cost.cpu_s, cost.growth_bytes, report.tensors.num_tensors, codes]))
 """
@@ -62,7 +62,8 @@ def _empty(number: int) -> bytes:
 
 
 def _metadata() -> bytes:
-    return b'{"__metadata__":{' + entries(lambda i: b'"%x":""' % i)[1:-2] + b"}}"
+    whole = entries(lambda i: b'"%x":""' % i)
+    return b'{"__metadata__":' + whole[: whole.rindex(b",", 0, -20)] + b"}}"
 
 
 LLAMA = b'"model.embed_tokens.weight":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
