@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from specctl.contract.block_facts import block_facts, foreign_details
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import (
     LAST_STATE_DRAFTS,
-    BlockDraft,
-    CandidateSelector,
     Decoder,
     Draft,
     DraftAlgorithm,
     Geometry,
-    LocalConvolution,
     MarkovHead,
     Origin,
     Sharing,
@@ -57,8 +55,6 @@ Algorithm = Literal[
 ]
 
 BLOCK_ALGORITHMS: tuple[Algorithm, ...] = ("dflash", "dflash2", "dspark", "domino", "xpress")
-DFLASH2_DETAILS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-"""Details that shape a DFlash2 draft's convolutions and its selector."""
 FIRST_EMBEDDINGS: Mapping[Algorithm, str] = {"mlp_speculator": "emb.0"}
 """Drafts with an embedding for each step -> role of the first."""
 FIRST_HEADS: Mapping[Algorithm, str] = {
@@ -300,8 +296,7 @@ class DraftCheckpoint:
     @property
     def foreign_details(self) -> tuple[str, ...]:
         """Return the stated fields that change a block draft's forward and no manifest can say."""
-        known = {"causal", *(DFLASH2_DETAILS if self.algorithm == "dflash2" else ())}
-        return tuple(name for name in self.details if self.is_block and name not in known)
+        return foreign_details(self.algorithm, self.details) if self.is_block else ()
 
     @property
     def _is_described_by_manifest(self) -> bool:
@@ -349,26 +344,8 @@ class DraftCheckpoint:
             is_confidence_with_markov=self.is_confidence_with_markov,
             tensors=dict(self.tensors),
             files=self.files,
-            block=self._block_facts(),
+            block=block_facts(self.details) if self.is_block else None,
         )
-
-    def _block_facts(self) -> BlockDraft | None:
-        if not self.is_block:
-            return None
-        causal = self.details.get("causal")
-        taps, group, rank, top_k = (self._detail(name) for name in DFLASH2_DETAILS)
-        facts = BlockDraft(
-            is_causal=causal if isinstance(causal, bool) else None,
-            convolution=LocalConvolution(kernel_size=taps, group_size=group)
-            if taps and group
-            else None,
-            selector=CandidateSelector(rank=rank, top_k=top_k) if rank and top_k else None,
-        )
-        return None if facts == BlockDraft() else facts
-
-    def _detail(self, name: str) -> int | None:
-        value = self.details.get(name)
-        return value if isinstance(value, int) else None
 
 
 def served_algorithm(algorithm: Algorithm) -> DraftAlgorithm | None:
