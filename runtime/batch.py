@@ -99,7 +99,7 @@ class RoundRequests:
             row_request_N=self.row_request_BW[:, columns].flatten(),
             block_tables_BT=self.block_tables_BT,
             max_length=self.max_length,
-            rows_per_request=width,
+            rows_per_request=count,
         )
 
 
