@@ -6,7 +6,7 @@ which is both the CPU path and the oracle of the tests. Importing this package n
 
 from runtime.kernels.accept import accept
 from runtime.kernels.activation import silu_and_mul
-from runtime.kernels.attention import paged_attention
+from runtime.kernels.attention import attend_new_rows, paged_attention
 from runtime.kernels.embedding import embed
 from runtime.kernels.fused_linear import interleave, residual_linear, scaled_linear
 from runtime.kernels.head import head_argmax, head_logits
@@ -27,6 +27,7 @@ __all__ = [
     "accept",
     "add_rms_norm",
     "apply_rope",
+    "attend_new_rows",
     "attention_invariance_probe",
     "embed",
     "embed_stream",

@@ -31,6 +31,7 @@ _INT64 = frozenset(
     {
         "positions_ptr",
         "limits_ptr",
+        "windows_ptr",
         "slots_ptr",
         "out_id_ptr",
         "ids_ptr",
@@ -51,6 +52,7 @@ _FLOAT32 = frozenset(
         "maximum_ptr",
         "total_ptr",
         "squares_ptr",
+        "cos_sin_ptr",
     }
 )
 _UNSPECIALISED = frozenset(

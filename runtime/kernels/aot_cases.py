@@ -141,14 +141,20 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     yield from _fused_cases(model, dtype, arch)
     yield from _row_cases(model, dtype)
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
-    yield _case(
-        attention.attention_segment_kernel,
-        dtype,
-        attention.segment_constants(*heads, kv_block_size=16),
-        num_warps=attention.ATTENTION_WARPS,
-        num_stages=attention.ATTENTION_STAGES,
-        is_hot=dtype != "fp32",
-    )
+    element_bytes = 4 if dtype == "fp32" else 2
+    # One row of a general batch, one row and a verify of a dense one.
+    for width, is_fused, is_single in ((1, False, False), (1, True, True), (5, True, False)):
+        constants = attention.segment_constants(
+            *heads, kv_block_size=16, width=width, element_bytes=element_bytes
+        )
+        flags = {"FUSED": is_fused, "SINGLE": is_single, "OVERLAP": is_fused and arch >= 90}
+        yield _case(
+            attention.attention_segment_kernel,
+            dtype,
+            {**constants, **flags},
+            num_warps=attention.SEGMENT_WARPS,
+            is_hot=dtype != "fp32",
+        )
     combine = attention.combine_constants(model.num_heads, model.head_dim)
     yield _case(attention.attention_combine_kernel, dtype, combine, num_warps=1)
 

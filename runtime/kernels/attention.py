@@ -19,6 +19,8 @@ from functools import partial
 import torch
 
 from runtime.batch import PreparedBatch
+from runtime.kernels.kv_write import write_kv
+from runtime.kernels.rope import apply_rope
 from runtime.kernels.rows import ROW_TILE, SEGMENT, fixed_exp
 from runtime.kv import KVLayer
 
@@ -52,6 +54,46 @@ def paged_attention(
 
         return launch_paged_attention(q_MHP, layer, batch, scale=scale, window=window)
     return paged_attention_twin(q_MHP, layer, batch, scale=scale, window=window)
+
+
+def attend_new_rows(
+    q_MHP: torch.Tensor,
+    k_MGP: torch.Tensor,
+    v_MGP: torch.Tensor,
+    layer: KVLayer,
+    batch: PreparedBatch,
+    cos_sin_TP: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Rotate queries and keys, write keys and values to the pool, and attend.
+
+    Args:
+        q_MHP: [M, H, P] before the rotation.
+        k_MGP: [M, G, P] before the rotation.
+        v_MGP: [M, G, P].
+        layer: pool of one layer; the slots of the rows are overwritten.
+        batch: rows, positions, slots and block tables.
+        cos_sin_TP: float32 rotary table.
+        scale: as in `paged_attention`.
+        window: as in `paged_attention`.
+
+    Returns:
+        [M, H, P], dtype of `q_MHP`.
+
+    Exactness: the bits of `apply_rope`, `write_kv` and `paged_attention` one after another; on CUDA
+    a dense batch takes one kernel.
+    Graph-safe: yes (CUDA).
+    """
+    if q_MHP.is_cuda and batch.rows_per_request is not None:
+        from runtime.kernels.cuda.attention import NewRows, launch_paged_attention
+
+        new = NewRows(k_MGP=k_MGP, v_MGP=v_MGP, cos_sin_TP=cos_sin_TP)
+        return launch_paged_attention(q_MHP, layer, batch, scale=scale, window=window, new=new)
+    q_MHP, k_MGP = apply_rope(q_MHP, k_MGP, batch.positions_N, cos_sin_TP)
+    write_kv(k_MGP, v_MGP, layer, batch.slots_N)
+    return paged_attention(q_MHP, layer, batch, scale=scale, window=window)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,6 +32,7 @@ __all__ = [
     "ATTENTION_TILE",
     "BLOCK_M_CHOICES",
     "GemmConfig",
+    "attention_tile",
     "block_m_for",
     "gemm_config",
     "gemm_table_digest",
@@ -40,8 +41,10 @@ __all__ = [
     "tabled_shapes",
 ]
 
-ATTENTION_TILE = 64
-"""Keys per inner step of CUDA attention, at absolute multiples of itself."""
+ATTENTION_TILE = 256
+"""Most keys per inner step of CUDA attention, at absolute multiples of the step."""
+
+_ATTENTION_BYTES = 65_536  # of keys and values in one step
 
 _RULE_VERSION = 1
 _MAX_SPLIT_K = 8
@@ -126,6 +129,14 @@ def head_config(
     return GemmConfig(block_n=block_n, block_k=block_k, split_k=1, num_stages=num_stages)
 
 
+def attention_tile(head_dim: int, *, element_bytes: int) -> int:
+    """Return the keys per inner step of CUDA attention: a function of the model's facts alone."""
+    tile = ATTENTION_TILE
+    while tile > 32 and 2 * tile * head_dim * element_bytes > _ATTENTION_BYTES:
+        tile //= 2
+    return tile
+
+
 def gemm_table_digest() -> str:
     """Return the digest of everything here that fixes bits; two processes compare it."""
     facts = {
@@ -133,7 +144,7 @@ def gemm_table_digest() -> str:
         "tabled_arch": _TABLED_ARCH,
         "rule": [_RULE_VERSION, _MAX_SPLIT_K, *rule_facts()],
         "fused": fused_table_facts(),
-        "attention": [SEGMENT, ATTENTION_TILE],
+        "attention": [SEGMENT, ATTENTION_TILE, _ATTENTION_BYTES],
     }
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()

@@ -14,21 +14,24 @@ import torch
 
 from runtime import kernels
 from runtime.kernels.accept import accept_twin
+from runtime.kernels.cuda import attention, kv_write, rope
 from runtime.kernels.cuda.fused_linear import launch_residual_linear, launch_scaled_linear
 from runtime.kernels.cuda.stream import launch_embed_stream, launch_enter_stream
 from runtime.kernels.fused_table import FusedConfig, fused_config
 from runtime.kernels.stream import Stream, square_tile
+from tests.kernels.dense import dense_requests
 from tests.kernels.ladder import (
     EVERY_COUNT,
     NUM_ROWS,
     SOME_COUNTS,
+    PagedRequests,
     adversarial,
     assert_rows_independent,
     differing,
     plain,
     same_bits,
 )
-from tests.kernels.references import HALF_ULP
+from tests.kernels.references import HALF_ULP, attention_reference
 
 pytestmark = [
     pytest.mark.gpu,
@@ -289,3 +292,84 @@ def test_accept(num_slots: int) -> None:
     got = kernels.accept(drafts.to(DEVICE), chosen.to(DEVICE), num_drafts.to(DEVICE))
     for found, expected in zip(got, accept_twin(drafts, chosen, num_drafts), strict=True):
         assert torch.equal(found.cpu(), expected)
+
+
+LAYOUTS = [(9, 3, 64), (32, 8, 64), (32, 8, 128), (24, 1, 8)]  # H, G, P
+LENGTHS = (1, 9, 200, 255, 256, 258, 261, 530, 1_030)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 300, 20])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_dense_rows_have_the_bits_of_separate_kernels(
+    layout: tuple[int, int, int], window: int | None, dtype: torch.dtype, overlap: bool
+) -> None:
+    """Rotation, cache and attention of a round in one kernel; every width against single rows."""
+    for width in (1, 2, 5, 8, 16):
+        dense = dense_requests(
+            num_heads=layout[0], num_kv_heads=layout[1], head_dim=layout[2], width=width,
+            lengths=LENGTHS, dtype=dtype, device=DEVICE,
+        )  # fmt: skip
+        fused_layer, fused = dense.attend(
+            attention.launch_paged_attention, window=window, overlap=overlap
+        )
+        layer, separate = dense.attend_separately(attention, rope, kv_write, window=window)
+        assert same_bits(fused, separate), f"W={width}: {differing(fused, separate)}"
+        assert same_bits(fused_layer.k.nan_to_num(9.0), layer.k.nan_to_num(9.0))
+        assert same_bits(fused_layer.v.nan_to_num(9.0), layer.v.nan_to_num(9.0))
+        assert bool(fused.isfinite().all()), "poison came through"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_request_alone_has_the_bits_it_has_beside_others(
+    layout: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Other requests lengthen the grid; fewer rows are a smaller BLOCK_M and one part."""
+    dense = dense_requests(
+        num_heads=layout[0], num_kv_heads=layout[1], head_dim=layout[2], width=8,
+        lengths=LENGTHS, dtype=dtype, device=DEVICE,
+    )  # fmt: skip
+    _, all_rows = dense.attend(attention.launch_paged_attention, window=None)
+    for request in range(len(LENGTHS)):
+        for width in (1, 3, 8):
+            alone = dense.request(request, width)
+            _, found = alone.attend(attention.launch_paged_attention, window=None)
+            want = all_rows[request * 8 : request * 8 + width]
+            assert same_bits(found, want), f"request {request} W={width}: {differing(found, want)}"
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+def test_dense_accuracy(dtype: torch.dtype) -> None:
+    dense = dense_requests(
+        num_heads=9, num_kv_heads=3, head_dim=64, width=5, lengths=LENGTHS, dtype=dtype,
+        device=DEVICE,
+    )  # fmt: skip
+    _, found = dense.attend(attention.launch_paged_attention, window=None)
+    layer, _ = dense.attend_separately(attention, rope, kv_write, window=None)
+    batch = dense.batch
+    q, _ = rope.launch_apply_rope(dense.q, dense.k, batch.positions_N, dense.cos_sin)
+    requests = PagedRequests(
+        layer=layer, tables=batch.block_tables_BT, lengths=tuple(max(n, 5) for n in LENGTHS)
+    )
+    rows = list(zip(batch.row_request_N.tolist(), batch.positions_N.tolist(), strict=True))
+    expected = attention_reference(q, requests, rows, scale=0.3, window=None)
+    # Weights are rounded to the storage dtype before they meet values of size up to about 5.
+    half = HALF_ULP[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=2 * half, atol=5 * half + 2e-6)
+
+
+def test_a_value_that_overflows_reaches_later_rows_only() -> None:
+    dense = dense_requests(
+        num_heads=9, num_kv_heads=3, head_dim=64, width=4, lengths=(20, 300),
+        dtype=torch.bfloat16, device=DEVICE,
+    )  # fmt: skip
+    _, clean = dense.attend(attention.launch_paged_attention, window=None)
+    dense.v[2, 0, 5] = float("inf")
+    _, found = dense.attend(attention.launch_paged_attention, window=None)
+    _, separate = dense.attend_separately(attention, rope, kv_write, window=None)
+    assert same_bits(found[:2], clean[:2])
+    assert same_bits(found[4:], clean[4:])
+    assert bool(found[2:4, :3, 5].isnan().all())
+    assert torch.equal(found.nan_to_num(7.0), separate.nan_to_num(7.0))

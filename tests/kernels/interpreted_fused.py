@@ -10,10 +10,11 @@ import torch
 
 from runtime import kernels
 from runtime.kernels.accept import accept_twin
-from runtime.kernels.cuda import accept, fused_linear, stream
+from runtime.kernels.cuda import accept, attention, fused_linear, kv_write, rope, stream
 from runtime.kernels.fused_linear import residual_linear_twin, scaled_linear_twin
 from runtime.kernels.fused_table import FusedConfig
 from runtime.kernels.stream import Stream, enter_stream_twin, num_square_tiles
+from tests.kernels.dense import dense_requests
 from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
 from tests.kernels.references import HALF_ULP
 
@@ -130,3 +131,49 @@ def test_accept(num_slots: int) -> None:
     got = accept.launch_accept(drafts, chosen, num_drafts)
     for found, expected in zip(got, accept_twin(drafts, chosen, num_drafts), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "width", "lengths", "window"),
+    [
+        (6, 2, 24, 5, (40, 7), None),
+        (3, 1, 16, 1, (1, 30), None),
+        (4, 2, 16, 3, (258, 300), None),  # new keys on both sides of a segment's end
+        (4, 2, 16, 3, (258, 40), 20),
+        (24, 1, 8, 5, (20, 9), None),  # more heads times rows than one product packs
+    ],
+)
+def test_dense_rows_have_the_bits_of_separate_kernels(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    width: int,
+    lengths: tuple[int, ...],
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    dense = dense_requests(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
+        lengths=lengths, dtype=dtype,
+    )  # fmt: skip
+    fused_layer, fused = dense.attend(attention.launch_paged_attention, window=window)
+    layer, separate = dense.attend_separately(attention, rope, kv_write, window=window)
+    assert same_bits(fused, separate)
+    assert same_bits(fused_layer.k.nan_to_num(9.0), layer.k.nan_to_num(9.0))
+    assert same_bits(fused_layer.v.nan_to_num(9.0), layer.v.nan_to_num(9.0))
+    _, twin = dense.attend_separately(None, None, None, window=window)
+    torch.testing.assert_close(fused, twin, rtol=4 * HALF_ULP[dtype], atol=2e-5 + HALF_ULP[dtype])
+
+
+def test_a_value_that_overflows_reaches_later_rows_only() -> None:
+    dense = dense_requests(
+        num_heads=2, num_kv_heads=1, head_dim=16, width=4, lengths=(20,), dtype=torch.float32
+    )
+    _, clean = dense.attend(attention.launch_paged_attention, window=None)
+    dense.v[2, 0, 5] = float("inf")
+    _, found = dense.attend(attention.launch_paged_attention, window=None)
+    _, separate = dense.attend_separately(attention, rope, kv_write, window=None)
+    assert same_bits(found[:2], clean[:2])
+    assert torch.equal(found[2:].isnan().nonzero()[:, 2].unique(), torch.tensor([5]))
+    assert torch.equal(found.nan_to_num(7.0), separate.nan_to_num(7.0))

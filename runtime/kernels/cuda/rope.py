@@ -13,6 +13,18 @@ from runtime.kernels.cuda.device import inner_contiguous, power_of_two
 
 
 @triton.jit
+def rotate_low(first, second, cos, sin):
+    """Rotate an element of a head's first half; the contraction is written out, one everywhere."""
+    return tl.fma(first, cos, -tl.fma(second, sin, tl.zeros_like(second)))
+
+
+@triton.jit
+def rotate_high(first, second, cos, sin):
+    """Rotate an element of a head's second half, as `rotate_low`."""
+    return tl.fma(second, cos, tl.fma(first, sin, tl.zeros_like(first)))
+
+
+@triton.jit
 def _rotate_heads(
     x_ptr, out_ptr, stride_head, cos, sin, HEADS: tl.constexpr, HALF: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
@@ -24,8 +36,10 @@ def _rotate_heads(
     first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
     target = out_ptr + heads * (2 * HALF) + lanes
-    low = first * cos - second * sin
-    high = second * cos + first * sin
+    cos = tl.broadcast_to(cos, first.shape)
+    sin = tl.broadcast_to(sin, first.shape)
+    low = rotate_low(first, second, cos, sin)
+    high = rotate_high(first, second, cos, sin)
     tl.store(target, low.to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(target + HALF, high.to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -9,13 +9,11 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import (
     Stream,
-    apply_rope,
+    attend_new_rows,
     head_rms_norm,
     linear,
-    paged_attention,
     residual_linear,
     scaled_linear,
-    write_kv,
 )
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers.roles import TensorSource
@@ -143,9 +141,8 @@ class Attention:
     ) -> torch.Tensor:
         """Rotate, write to the cache and attend; return [N, H P]."""
         q, k, v = self._split(qkv_NQ)
-        q, k = apply_rope(q, k, batch.positions_N, cos_sin_TP)
-        write_kv(k, v, cache, batch.slots_N)
-        mixed = paged_attention(q, cache, batch, scale=self.head_dim**-0.5, window=self.window)
+        scale = self.head_dim**-0.5
+        mixed = attend_new_rows(q, k, v, cache, batch, cos_sin_TP, scale=scale, window=self.window)
         return mixed.flatten(1)
 
     def _split(self, qkv_NQ: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
