@@ -54,13 +54,14 @@ def read_table(raw: bytes, *, file: str, base: int) -> list[TensorEntry] | None:
     if table is None or "__metadata__" in table:
         return None
     entries: list[TensorEntry] = []
+    append, dtype_of, size_of = entries.append, _DTYPES.get, prod  # looked up once, not per tensor
     for key, stored in table.items():
-        known = _DTYPES.get(stored.dtype)
+        known = dtype_of(stored.dtype)
         shape = stored.shape
         begin, end = stored.data_offsets
-        if known is None or prod(shape) * known[1] != (end - begin) * 8:
+        if known is None or size_of(shape) * known[1] != (end - begin) * 8:
             return None
-        entries.append(
+        append(
             TensorEntry(
                 key=key,
                 file=file,

@@ -208,11 +208,14 @@ def reconcile(
         file = entries[0].file
         read_files.add(file)
         total += sum([entry.end - entry.begin for entry in entries])
-        table = {entry.key: entry for entry in entries}
-        num_right += list(map(index.weight_map.get, table)).count(file)
-        if not tensors.keys().isdisjoint(table):
+        keys = [entry.key for entry in entries]
+        num_right += list(map(index.weight_map.get, keys)).count(file)
+        if tensors.keys().isdisjoint(keys):
+            tensors.update(zip(keys, entries, strict=True))
+        else:
+            table = dict(zip(keys, entries, strict=True))
             _settle_doubles(table, tensors, index.weight_map, findings)
-        tensors.update(table)
+            tensors.update(table)
     if is_listed:
         if not len(tensors) == len(index.weight_map) == num_right:
             _check_listing(index, tensors, read_files, findings)
