@@ -96,6 +96,25 @@ def test_a_block_draft_changes_no_token(
         assert all(count > 0 for count in stats.num_accepted_at[:3])
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        BlockCase(markov="rnn", sample_from_anchor=False),
+        BlockCase(markov=None, has_selector=True, sample_from_anchor=False, draft_vocab_size=None),
+    ],
+    ids=name_of,
+)
+def test_a_block_is_the_same_alone_and_among_others(tmp_path: Path, case: BlockCase) -> None:
+    world = make_block_world(tmp_path, case)
+    found = []
+    for num_requests in (1, 4):
+        rig = make_rig(world, Overrides(max_num_requests=num_requests))
+        drive(rig, REQUESTS)
+        found.append({entry for round_ in rig.proposer.proposals for entry in round_})
+    assert found[0] == found[1]
+    assert len({ids for _, _, ids in found[0]}) > 20
+
+
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("num_kv_blocks", [9, 64])
 def test_fewer_drafts_preemption_and_prefix_reuse(
