@@ -79,15 +79,24 @@ FIXES: Mapping[str, Fix] = MappingProxyType(
 )  # fmt: skip
 
 
-def safety_of(code: str, format: str | None) -> Safety | None:
+_OPEN_ERRORS = frozenset({"SD124", "SD303"})
+"""As errors these leave open what is meant: which weights, which numbering."""
+
+
+def _fix_of(item: Diagnostic) -> Fix | None:
+    is_open = item.code in _OPEN_ERRORS and item.severity == "error"
+    return None if is_open else FIXES.get(item.code)
+
+
+def safety_of(item: Diagnostic, format: str | None) -> Safety | None:
     """Return how safe the fix of a finding is, None when `normalize` has none for it.
 
     Args:
-        code: of the finding.
+        item: the finding.
         format: of the draft; None, or one without a writer, cannot be normalized.
     """
     entry = None if format is None else BY_NAME.get(format)
-    fix = FIXES.get(code)
+    fix = _fix_of(item)
     if fix is None or entry is None or entry.role != "draft" or entry.write is None:
         return None
     return fix.safety
@@ -105,11 +114,9 @@ def settled(
     fixed: list[Diagnostic] = []
     kept: list[Diagnostic] = []
     for item in diagnostics:
-        fix = FIXES.get(item.code)
+        fix = _fix_of(item)
         is_fixed = fix is not None and (is_unsafe or fix.safety == "safe")
-        # An undecided numbering has no guess that could be written.
-        is_open = item.code == "SD303" and item.severity == "error"
-        (fixed if is_fixed and not is_open else kept).append(item)
+        (fixed if is_fixed else kept).append(item)
     return tuple(fixed), tuple(kept)
 
 

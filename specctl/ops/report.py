@@ -340,7 +340,7 @@ def finding(diagnostic: Diagnostic, *, format: str | None = None) -> Finding:
         found=diagnostic.found,
         help=diagnostic.help,
         notes=diagnostic.notes,
-        fixable=safety_of(diagnostic.code, format),
+        fixable=safety_of(diagnostic, format),
     )
 
 

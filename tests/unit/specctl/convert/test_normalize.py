@@ -242,4 +242,6 @@ def test_validate_says_what_can_be_fixed() -> None:
     assert fixable("speculators-eagle3-head-dim-absent")["SD309"] == "safe"
     assert fixable("speculators-eagle3-norm-unstated")["SD311"] == "unsafe"
     assert fixable("speculators-eagle3-map-duplicate")["SD404"] is None
+    assert fixable("container-stray-file")["SD124"] == "safe"
+    assert fixable("container-index-stale")["SD124"] is None  # which weights are meant is open
     assert set(fixable("hf-llama-tied-copy").values()) == {None}  # a target is not normalized
