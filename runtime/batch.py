@@ -32,8 +32,9 @@ class PreparedBatch:
         rows_per_request: set when the batch is dense: request b of the tables has rows
             b * rows_per_request and on, this many. Kernels may then handle them together.
 
-    Invariants: a row attends to positions 0..its limit; rows of one request are in ascending order;
-    all rows of a layer are written to the pool before that layer's attention reads it.
+    Invariants: tensors are contiguous; a row attends to positions 0..its limit; rows of one request
+    are in ascending order; all rows of a layer are written to the pool before that layer's
+    attention reads it.
     """
 
     ids_target_N: torch.Tensor
@@ -50,6 +51,11 @@ class PreparedBatch:
     def num_rows(self) -> int:
         """Rows in the batch."""
         return self.ids_target_N.shape[0]
+
+
+def packed(x_BC: torch.Tensor) -> torch.Tensor:
+    """Return [B * C] in memory order; `flatten` alone may return a view with another stride."""
+    return x_BC.flatten().contiguous()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,10 +99,10 @@ class RoundRequests:
         assert first + count <= self.positions_BW.shape[1], "a round has W positions"
         columns = slice(first, first + count)
         return PreparedBatch(
-            ids_target_N=ids_target_BC.flatten(),
-            positions_N=self.positions_BW[:, columns].flatten(),
-            slots_N=self.kv_slots_BW[:, columns].flatten(),
-            row_request_N=self.row_request_BW[:, columns].flatten(),
+            ids_target_N=packed(ids_target_BC),
+            positions_N=packed(self.positions_BW[:, columns]),
+            slots_N=packed(self.kv_slots_BW[:, columns]),
+            row_request_N=packed(self.row_request_BW[:, columns]),
             block_tables_BT=self.block_tables_BT,
             max_length=self.max_length,
             rows_per_request=count,

@@ -6,13 +6,16 @@ so that a stale read or a padding row that reaches a request changes an answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from runtime.batch import PreparedBatch
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.engine.device_rounds import MakeRunner
 from runtime.engine.llm import LLM, build_engine
@@ -20,6 +23,7 @@ from runtime.engine.text import load_tokenizer
 from runtime.graphs.capture import NUM_BUFFERS
 from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape
+from runtime.kernels import attention
 from runtime.spec.chain import ChainProposer
 from tests.engine_harness import KV_BLOCK_SIZE, World
 from tests.tiny_agreeing import write_agreeing_pair
@@ -47,7 +51,8 @@ class FakeGraph:
         self.num_unread_at_launch.append(sum(item is not None for item in self._outcomes))
         self.shapes.append(shape)
         poison_padding(self.round)
-        self.round.run(shape)
+        with contiguous_batches():
+            self.round.run(shape)
         self._outcomes[buffer] = self.round.state.output_BX[
             : shape.batch, : shape.width + 1
         ].tolist()
@@ -57,6 +62,25 @@ class FakeGraph:
         outcome, self._outcomes[buffer] = self._outcomes[buffer], None
         assert outcome is not None, "a buffer was read twice"
         return outcome[:num_requests]
+
+
+@contextmanager
+def contiguous_batches() -> Iterator[None]:
+    """Check what kernels take for granted: they read a batch by address, whatever its strides."""
+
+    def checked(*args: Any, **kwargs: Any) -> torch.Tensor:
+        batch = next(item for item in args if isinstance(item, PreparedBatch))
+        for field in fields(batch):
+            value = getattr(batch, field.name)
+            if isinstance(value, torch.Tensor):
+                assert value.is_contiguous(), f"{field.name} has strides {value.stride()}"
+                assert value.dim() != 1 or value.stride() == (1,), f"{field.name}: a stride"
+        return twin(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        twin = attention.paged_attention_twin
+        patch.setattr(attention, "paged_attention_twin", checked)
+        yield
 
 
 def poison_padding(round_: DeviceRound) -> None:
@@ -97,9 +121,12 @@ def make_llm(
         make_runner: used instead of a fake graph.
     """
     given = Overrides(
-        device=str(world.models.target.device), kv_block_size=KV_BLOCK_SIZE, max_num_requests=4,
+        device=str(world.models.target.device),
+        kv_block_size=KV_BLOCK_SIZE,
+        max_num_requests=4,
         max_model_len=128,
-    )  # fmt: skip
+        graphs="auto",
+    )
     config = resolve_config(world.manifest, replace(given, **overrides))
     made: list[FakeGraph] = []
 

@@ -16,6 +16,7 @@ from runtime.config.memory import affordable_blocks, memory_budget, settle_lengt
 from runtime.config.speculation import check_draft_context, settle_draft_width, settle_proposer
 from runtime.config.values import (
     DEFAULT_BATCHED_TOKENS,
+    DEFAULT_GRAPHS,
     DEFAULT_KV_BLOCK_SIZE,
     DEFAULT_MAX_NGRAM,
     DEFAULT_MAX_NUM_REQUESTS,
@@ -94,7 +95,7 @@ def resolve_config(
 
 def _settle_graphs(ledger: Ledger) -> GraphsMode:
     """Return whether rounds are captured where that is possible."""
-    given = ledger.pick("graphs", "auto")
+    given = ledger.pick("graphs", DEFAULT_GRAPHS)
     modes: tuple[GraphsMode, ...] = get_args(GraphsMode)
     mode = next((item for item in modes if item == given), None)
     if mode is None:

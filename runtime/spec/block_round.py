@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.batch import RoundRequests
+from runtime.batch import RoundRequests, packed
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
 from runtime.spec.draft_choice import DraftHead
@@ -34,8 +34,8 @@ def block_states(
     anchors_BW = requests.lengths_B[:, None].expand(num_requests, width)
     rows = BlockRows(
         batch=requests.batch(ids_target_BW),
-        anchors_N=anchors_BW.flatten(),
-        ends_N=(anchors_BW + (own_widths_B - 1)[:, None]).flatten(),
+        anchors_N=packed(anchors_BW),
+        ends_N=packed(anchors_BW + (own_widths_B - 1)[:, None]),
     )
     return model.forward(rows, kv).view(num_requests, width, -1)
 

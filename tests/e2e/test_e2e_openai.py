@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from runtime.config.values import DEFAULT_GRAPHS
 from tests.e2e.conftest import CONTEXT
 from tests.e2e.live import LiveServer
 
@@ -259,5 +260,5 @@ def test_info_names_origins(server: LiveServer) -> None:
     assert info["server"]["port"]["origin"] == "given"
     assert info["server"]["grace_s"]["origin"] == "default"
     assert info["manifest"]["verification"] == "seeded"
-    assert info["settings"]["graphs"] == {"value": "auto", "origin": "default"}
+    assert info["settings"]["graphs"] == {"value": DEFAULT_GRAPHS, "origin": "default"}
     assert info["graphs"] == {"num_graphs": 0, "capture_s": 0.0, "memory_bytes": 0}
