@@ -27,7 +27,7 @@ from tests.tiny import (
     write_json,
     write_tiny_target,
 )
-from tests.tiny_manifest import load_tiny
+from tests.tiny_manifest import CPU, load_tiny
 
 Kind = Literal["vanilla", "gated", "rnn"]
 _TAPS, _GROUP, _RANK = 3, 8, 6  # of DFlash2
@@ -65,12 +65,22 @@ class BlockCase:
         return "dflash2" if self.has_selector else "dflash"
 
 
-def make_block_world(directory: Path, case: BlockCase) -> World:
+def make_block_world(
+    directory: Path,
+    case: BlockCase,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> World:
     """Write and load a two-layer target and its block draft."""
     target = write_tiny_target(directory / "target", num_layers=2, layer_gain=0.08)
     draft = write_tiny_block(directory / "draft", target, case)
     manifest = emit_manifest(str(target), str(draft), manifest_dir=directory / "manifest")
-    return World(manifest=manifest, models=load_tiny(manifest), tokenizer=load_tokenizer(target))
+    return World(
+        manifest=manifest,
+        models=load_tiny(manifest, device=device, dtype=dtype),
+        tokenizer=load_tokenizer(target),
+    )
 
 
 def write_tiny_block(directory: Path, target_dir: Path, case: BlockCase) -> Path:

@@ -115,6 +115,24 @@ def test_a_block_is_the_same_alone_and_among_others(tmp_path: Path, case: BlockC
     assert len({ids for _, _, ids in found[0]}) > 20
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        BlockCase(markov="rnn"),
+        BlockCase(markov="gated", sample_from_anchor=False),
+        BlockCase(markov=None, has_selector=True, sample_from_anchor=False, draft_vocab_size=None),
+    ],
+    ids=name_of,
+)
+def test_bfloat16_changes_no_token(tmp_path: Path, case: BlockCase) -> None:
+    world = make_block_world(tmp_path, case, dtype=torch.bfloat16)
+    rig = make_rig(world, Overrides())
+    answers = drive(rig, REQUESTS)
+    for request in REQUESTS:
+        assert answers[request.request_id].ids_target == reference_ids(world, request)
+    assert rig.engine.stats().num_drafts > 0
+
+
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("num_kv_blocks", [9, 64])
 def test_fewer_drafts_preemption_and_prefix_reuse(
