@@ -13,6 +13,7 @@ from specctl.contract.manifest import Rope
 from specctl.draft import FIRST_EMBEDDINGS, FIRST_HEADS, DraftCheckpoint, TargetCheckpoint
 
 _HEAD_ELSEWHERE = ("mtp", "eagle", *FIRST_HEADS)  # the target's by design, or numbered heads
+_MAX_PADDING_ROWS = 1024  # rows are padded to multiples of at most this; more are other ids
 _NAMED_TARGET = "config.json#/speculators_config/verifier/architectures"
 
 
@@ -126,7 +127,8 @@ def _check_vocabulary(draft: DraftCheckpoint, target: TargetCheckpoint) -> Itera
         return
     where = fact_place(draft.origins, "vocabulary.target_vocab_size")
     entries = target.tokenizer_size
-    if entries is not None and entries <= min(ours, theirs):
+    is_padding = abs(ours - theirs) <= _MAX_PADDING_ROWS
+    if is_padding and entries is not None and entries <= min(ours, theirs):
         yield diagnose(
             "SD412",
             where=where,

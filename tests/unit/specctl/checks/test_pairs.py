@@ -116,3 +116,11 @@ def test_a_wrong_pairing_is_refused_with_the_numbers(
     assert finding.severity == "error"
     assert str(finding.expected).startswith(expected)
     assert finding.found == found
+
+
+def test_a_vocabulary_of_another_size_is_no_padding() -> None:
+    """A draft of 49,152 ids does not fit a target of 64, however small its tokenizer is."""
+    made = draft("speculators-eagle3-clean", {"transformer_layer_config.vocab_size": 49_152})
+    found = [d.code for d in checks.check_pair(made, target("hf-llama-clean"))]
+    assert "SD411" in found
+    assert "SD412" not in found
