@@ -25,16 +25,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoint_shapes import SHAPES
-from startup import HERE, ROOT, environment_line, month, processor, processor_slug
+from startup import HERE, ROOT, environment_line, month, policy_line, processor, processor_slug
 
 TINY = ROOT / "fixtures" / "checkpoints" / "hf-llama-clean"
 LIMITS_MS = {
     ("qwen3-32b", "report"): 50,
     ("qwen3-30b-a3b", "report"): 50,
-    ("qwen3-32b", "report --json"): 50,
-    ("qwen3-30b-a3b", "report --json"): 50,
     ("deepseek-v3", "report"): 1000,
-    ("deepseek-v3", "report --json"): 1000,
     ("qwen3-32b", "inspect"): 300,
     ("qwen3-30b-a3b", "inspect"): 300,
     ("deepseek-v3", "inspect"): 1300,
@@ -173,6 +170,7 @@ def page(rows: Rows, runs: int, load: tuple[float, float]) -> str:
             "",
             environment_line(load),
             "",
+            *policy_line(),
             LIMITS.format(runs=runs),
             "",
         ]

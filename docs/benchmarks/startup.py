@@ -115,6 +115,17 @@ def environment_line(load: tuple[float, float]) -> str:
     )
 
 
+def policy_line() -> list[str]:
+    """Return what to say of a run that other work cannot push aside."""
+    if not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) != os.SCHED_FIFO:
+        return []
+    return [
+        "Run under `chrt -f 1`: other work does not take the CPU from a process of this run, but",
+        "shares caches and memory with it.",
+        "",
+    ]
+
+
 def page(times: Times, runs: int, load: tuple[float, float]) -> str:
     """Return the Markdown page; milliseconds."""
     limited = [label for label in times if label.startswith("specctl")]
@@ -138,6 +149,7 @@ def page(times: Times, runs: int, load: tuple[float, float]) -> str:
             "",
             environment_line(load),
             "",
+            *policy_line(),
             LIMITS.format(runs=runs),
             "",
         ]
