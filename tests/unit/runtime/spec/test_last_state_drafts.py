@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from runtime.batch import RoundRequests
 from runtime.kv import KVPool
 from runtime.models import Eagle1Model, MtpModel
 from runtime.spec import factory
 from runtime.spec.factory import DraftParts
 from runtime.spec.packing import pack_rows
-from runtime.spec.types import Observation, Proposer, SamplingParams
+from runtime.spec.types import DeviceProposer, Observation, Proposer, SamplingParams
 from specctl.ops.emit_manifest import emit_manifest
 from tests.engine_harness import kv_rows
 from tests.tiny import write_tiny_target
@@ -251,3 +252,27 @@ def test_short_requests_and_mixed_depths_equal_the_reference(case: Case) -> None
         assert proposal.num_drafts == (1, 2)
         expected = case.chain(ids, 2)[0]
         assert proposal.ids_target_BG.tolist() == [[expected[0], 0], expected]
+
+
+def test_a_round_on_the_device_drafts_the_same(case: Case) -> None:
+    ids = [5, 9, 40, 7, 7, 61, 12]
+    proposer, _ = make_proposer(case)
+    show(proposer, case, ids, 0, 6)
+    if case.num_layers > 1:
+        assert not isinstance(proposer, DeviceProposer), "several layers run on the eager path"
+        return
+    assert isinstance(proposer, DeviceProposer)
+    requests = RoundRequests(
+        slots_B=torch.tensor([1]),
+        lengths_B=torch.tensor([6]),
+        newest_ids_target_B=torch.tensor([12]),
+        num_drafts_B=torch.tensor([3]),
+        block_tables_BT=torch.tensor([[5, 2, 9, 4]], dtype=torch.int32),
+        positions_BW=torch.tensor([[6, 7, 8, 9]]),
+        kv_slots_BW=torch.tensor([[10, 11, 36, 37]]),
+        row_request_BW=torch.zeros((1, 4), dtype=torch.int32),
+        max_length=16,
+    )
+    with torch.inference_mode():
+        drafts = proposer.draft_round(requests, 3)[0].tolist()
+    assert drafts == drafts_of(proposer, ids, 3) == case.chain(ids, 3)[0]
