@@ -122,6 +122,7 @@ def make_llm(
     """
     given = Overrides(
         device=str(world.models.target.device),
+        dtype=str(world.models.target.dtype).removeprefix("torch."),
         kv_block_size=KV_BLOCK_SIZE,
         max_num_requests=4,
         max_model_len=128,

@@ -35,8 +35,7 @@ DEFAULT_MAX_NUM_REQUESTS = 32
 DEFAULT_MAX_NUM_WAITING = 1024
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_NGRAM = 4
-DEFAULT_GRAPHS: GraphsMode = "off"
-"""Captured rounds are equal on CPU; `auto` becomes the default once a GPU has shown it."""
+DEFAULT_GRAPHS: GraphsMode = "auto"
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 4096}
 DEFAULT_MEMORY_FRACTION: Mapping[str, float] = {"cpu": 0.4, "cuda": 0.85}
 
