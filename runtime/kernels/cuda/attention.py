@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from runtime.batch import PreparedBatch
+from runtime.kernels.cuda.attention_combine import attention_combine_kernel, combine_constants
 from runtime.kernels.cuda.device import ceil_div, inner_contiguous, overlap_options, power_of_two
 from runtime.kernels.cuda.rope import rotate_high, rotate_low
 from runtime.kernels.gemm_table import attention_tile
@@ -65,6 +66,27 @@ def _write_new_keys(
     tl.store(k_pool_ptr + target + HALF, rotate_high(first, second, cos, sin).to(dtype), mask=mask)
     tl.store(v_pool_ptr + target, tl.load(v, mask=mask, other=0.0), mask=mask)
     tl.store(v_pool_ptr + target + HALF, tl.load(v + HALF, mask=mask, other=0.0), mask=mask)
+
+
+@triton.jit
+def _load_keys(
+    k_pool_ptr, v_pool_ptr, table_row, keys, is_key, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Load both halves of a step's keys [P / 2, TILE] and its values [TILE, P]."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    lanes = tl.arange(0, BLOCK_HALF)
+    all_lanes = tl.arange(0, BLOCK_P)
+    blocks = tl.load(table_row + keys // KV_BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    slots = (blocks * KV_HEADS + kv_head) * KV_BLOCK_SIZE + keys % KV_BLOCK_SIZE
+    k_rows = k_pool_ptr + slots[None, :] * HEAD_DIM + lanes[:, None]
+    k_mask = is_key[None, :] & (lanes < HALF)[:, None]
+    k_low = tl.load(k_rows, mask=k_mask, other=0.0)
+    k_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
+    v_rows = v_pool_ptr + slots[:, None] * HEAD_DIM + all_lanes[None, :]
+    v = tl.load(v_rows, mask=is_key[:, None] & (all_lanes < HEAD_DIM)[None, :], other=0.0)
+    return k_low, k_high, v
 
 
 @triton.jit
@@ -156,21 +178,11 @@ def attention_segment_kernel(
         values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
         for tile in tl.range(begin, end, TILE, num_stages=1):
             keys = tile + tl.arange(0, TILE)
-            is_key = (keys < end) & (keys >= least_key)
-            blocks = tl.load(
-                table_ptr + request * stride_table + keys // KV_BLOCK_SIZE, mask=is_key, other=0
-            ).to(tl.int64)
-            slots = (blocks * KV_HEADS + kv_head) * KV_BLOCK_SIZE + keys % KV_BLOCK_SIZE
-            offsets = slots * HEAD_DIM
-            k_rows = k_pool_ptr + offsets[None, :] + lanes[:, None]
-            k_mask = is_key[None, :] & (lanes < HALF)[:, None]
-            k_low = tl.load(k_rows, mask=k_mask, other=0.0)
-            k_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
-            v = tl.load(
-                v_pool_ptr + offsets[:, None] + all_lanes[None, :],
-                mask=is_key[:, None] & is_lane[None, :],
-                other=0.0,
-            )
+            k_low, k_high, v = _load_keys(
+                k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table, keys,
+                (keys < end) & (keys >= least_key), kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE,
+                BLOCK_HALF, BLOCK_P,
+            )  # fmt: skip
             scores = tl.dot(q_low, k_low, input_precision="ieee")
             scores = tl.dot(q_high, k_high, scores, input_precision="ieee") * scale_log2
             sees = (keys[None, :] <= limits[:, None]) & (keys[None, :] >= first_keys[:, None])
@@ -197,51 +209,6 @@ def attention_segment_kernel(
             tl.store(values_ptr + place[:, None] * HEAD_DIM + all_lanes[None, :], values, mask=mask)
 
 
-@triton.jit(do_not_specialize=["row_start", "num_segments", "window"])
-def attention_combine_kernel(
-    values_ptr,
-    maximum_ptr,
-    total_ptr,
-    positions_ptr,
-    limits_ptr,
-    out_ptr,
-    row_start,
-    num_segments,
-    window,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SEGMENT_KEYS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):
-    """Fold one head's segments in ascending order; the loop's bounds follow the row's limit."""
-    local_row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    row = row_start + local_row
-    position = tl.load(positions_ptr + row).to(tl.int32)
-    first_segment = tl.maximum(position - window + 1, 0) // SEGMENT_KEYS
-    last_segment = tl.load(limits_ptr + row).to(tl.int32) // SEGMENT_KEYS
-    lanes = tl.arange(0, BLOCK_P)
-    mask = lanes < HEAD_DIM
-    base = (local_row * HEADS + head) * num_segments
-    maximum = tl.load(maximum_ptr + base + first_segment)
-    total = tl.load(total_ptr + base + first_segment)
-    values = tl.load(values_ptr + (base + first_segment) * HEAD_DIM + lanes, mask=mask, other=0.0)
-    for segment in range(first_segment + 1, last_segment + 1):
-        part_maximum = tl.load(maximum_ptr + base + segment)
-        part_total = tl.load(total_ptr + base + segment)
-        part_values = tl.load(
-            values_ptr + (base + segment) * HEAD_DIM + lanes, mask=mask, other=0.0
-        )
-        new_maximum = tl.maximum(maximum, part_maximum)
-        keep = tl.exp2(maximum - new_maximum)
-        add = tl.exp2(part_maximum - new_maximum)
-        total = total * keep + part_total * add
-        values = values * keep + part_values * add
-        maximum = new_maximum
-    out = out_ptr + (row * HEADS + head) * HEAD_DIM + lanes
-    tl.store(out, (values / total).to(out_ptr.dtype.element_ty), mask=mask)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewRows:
     """What a fused launch reads besides queries: unrotated keys, values and the rotary table."""
@@ -262,14 +229,14 @@ def launch_paged_attention(
     overlap: bool | None = None,
 ) -> torch.Tensor:
     """Launch `paged_attention`, or with `new` the fused `attend_new_rows` of a dense batch."""
-    assert layer.k.is_contiguous(), "the key pool is one block of memory"
-    assert layer.v.is_contiguous(), "the value pool is one block of memory"
+    is_whole = layer.k.is_contiguous() and layer.v.is_contiguous()
+    assert is_whole, "each pool is one block of memory"
     assert batch.block_tables_BT.stride(1) == 1, "block tables are read entry by entry"
     q_MHP = inner_contiguous(q_MHP)
     num_rows, num_heads, head_dim = q_MHP.shape
     num_segments = ceil_div(batch.max_length, SEGMENT)
     width = batch.rows_per_request or 1
-    out = torch.empty(q_MHP.shape, dtype=q_MHP.dtype, device=q_MHP.device)
+    out = torch.empty_like(q_MHP, memory_format=torch.contiguous_format)
     # Chunks bound the partials of a long prefill; rows are independent, so cuts change no bits.
     fitting = _PARTIAL_BYTES // (num_heads * num_segments * head_dim * 4)
     chunk = num_rows if num_segments == 1 else max(width, fitting // width * width)
@@ -300,15 +267,14 @@ def _launch_rows(
     num_segments = ceil_div(batch.max_length, SEGMENT)
     is_single = num_segments == 1
     shape = (0,) if is_single else (num_rows, num_heads, num_segments)
-    values = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_MHP.device)
-    maximum = torch.empty(shape, dtype=torch.float32, device=q_MHP.device)
-    total = torch.empty(shape, dtype=torch.float32, device=q_MHP.device)
+    values = q_MHP.new_empty((*shape, head_dim), dtype=torch.float32)
+    maximum, total = (q_MHP.new_empty(shape, dtype=torch.float32) for _ in range(2))
     own = batch.positions_N
     windows = own if batch.window_positions_N is None else batch.window_positions_N
     limits = own if batch.limits_N is None else batch.limits_N
     window_keys = _NO_WINDOW if window is None else window
-    k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
     width = batch.rows_per_request or 1
+    k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
     constants = segment_constants(
         num_heads, num_kv_heads, head_dim, kv_block_size, width, q_MHP.element_size()
     )
@@ -390,14 +356,4 @@ def segment_constants(
         "BLOCK_M": power_of_two(part_rows * group, at_least=16),
         "BLOCK_HALF": power_of_two(head_dim // 2, at_least=16),
         "BLOCK_P": power_of_two(head_dim, at_least=16),
-    }
-
-
-def combine_constants(num_heads: int, head_dim: int) -> dict[str, int]:
-    """Return the compile-time arguments of `attention_combine_kernel`."""
-    return {
-        "HEADS": num_heads,
-        "HEAD_DIM": head_dim,
-        "SEGMENT_KEYS": SEGMENT,
-        "BLOCK_P": power_of_two(head_dim),
     }
