@@ -107,6 +107,40 @@ def _weigh_values(weights, values, v, sees):
     return out
 
 
+@triton.jit
+def _attend_steps(
+    q_low, q_high, k_pool_ptr, v_pool_ptr, table_row,
+    begin, end, least_key, first_keys, limits, kv_head, scale_log2,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Run the online softmax over begin..end; return maximum, total (16 equal columns), values."""
+    ones = tl.full((TILE, 16), 1.0, dtype=q_low.dtype)
+    maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
+    values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
+    for tile in tl.range(begin, end, TILE, num_stages=1):
+        keys = tile + tl.arange(0, TILE)
+        k_low, k_high, v = _load_keys(
+            k_pool_ptr, v_pool_ptr, table_row, keys,
+            (keys < end) & (keys >= least_key), kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE,
+            BLOCK_HALF, BLOCK_P,
+        )  # fmt: skip
+        scores = tl.dot(q_low, k_low, input_precision="ieee")
+        scores = tl.dot(q_high, k_high, scores, input_precision="ieee") * scale_log2
+        sees = (keys[None, :] <= limits[:, None]) & (keys[None, :] >= first_keys[:, None])
+        scores = tl.where(sees, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        # A row that has seen no key yet subtracts 0, so that no NaN arises.
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        keep = tl.exp2(maximum - shift)[:, None]
+        weights = tl.exp2(scores - shift[:, None]).to(v.dtype)
+        total = tl.dot(weights, ones, total * keep, input_precision="ieee")
+        values = _weigh_values(weights, values * keep, v, sees)
+        maximum = new_maximum
+    return maximum, total, values
+
+
 @triton.jit(do_not_specialize=["row_start", "num_segments", "window", "stride_table"])
 def attention_segment_kernel(
     q_ptr, k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, positions_ptr, windows_ptr, limits_ptr, slots_ptr,
@@ -172,29 +206,11 @@ def attention_segment_kernel(
             tl.debug_barrier()  # the program reads back the keys that its threads stored
         all_lanes = tl.arange(0, BLOCK_P)
         is_lane = all_lanes < HEAD_DIM
-        ones = tl.full((TILE, 16), 1.0, dtype=q_ptr.dtype.element_ty)
-        maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-        total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
-        values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
-        for tile in tl.range(begin, end, TILE, num_stages=1):
-            keys = tile + tl.arange(0, TILE)
-            k_low, k_high, v = _load_keys(
-                k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table, keys,
-                (keys < end) & (keys >= least_key), kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE,
-                BLOCK_HALF, BLOCK_P,
-            )  # fmt: skip
-            scores = tl.dot(q_low, k_low, input_precision="ieee")
-            scores = tl.dot(q_high, k_high, scores, input_precision="ieee") * scale_log2
-            sees = (keys[None, :] <= limits[:, None]) & (keys[None, :] >= first_keys[:, None])
-            scores = tl.where(sees, scores, float("-inf"))
-            new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-            # A row that has seen no key yet subtracts 0, so that no NaN arises.
-            shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-            keep = tl.exp2(maximum - shift)[:, None]
-            weights = tl.exp2(scores - shift[:, None]).to(v.dtype)
-            total = tl.dot(weights, ones, total * keep, input_precision="ieee")
-            values = _weigh_values(weights, values * keep, v, sees)
-            maximum = new_maximum
+        maximum, total, values = _attend_steps(
+            q_low, q_high, k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table,
+            begin, end, least_key, first_keys, limits, kv_head, scale_log2,
+            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE, BLOCK_M, BLOCK_HALF, BLOCK_P,
+        )  # fmt: skip
         sums = tl.max(total, axis=1)  # sixteen equal columns
         mask = is_row[:, None] & is_lane[None, :]
         if SINGLE:
