@@ -13,6 +13,7 @@ from runtime.kernels.cuda import (
     accept,
     activation,
     attention,
+    attention_combine,
     fused_linear,
     head,
     kv_write,
@@ -155,8 +156,8 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             num_warps=attention.SEGMENT_WARPS,
             is_hot=dtype != "fp32",
         )
-    combine = attention.combine_constants(model.num_heads, model.head_dim)
-    yield _case(attention.attention_combine_kernel, dtype, combine, num_warps=1)
+    combine = attention_combine.combine_constants(model.num_heads, model.head_dim)
+    yield _case(attention_combine.attention_combine_kernel, dtype, combine, num_warps=1)
 
 
 def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:
