@@ -21,9 +21,8 @@ from runtime.models import (
     DraftModel,
     TargetModel,
     block_problems,
-    eagle1_problems,
     eagle3_problems,
-    mtp_problems,
+    last_state_problems,
     target_problems,
 )
 from specctl.contract.codec import verify_digests, verify_places
@@ -31,9 +30,9 @@ from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest
 
 _FACT_CHECKS: Mapping[str, Callable[[Draft], list[Diagnostic]]] = {
-    "eagle": eagle1_problems,
+    "eagle": last_state_problems,
     "eagle3": eagle3_problems,
-    "mtp": mtp_problems,
+    "mtp": last_state_problems,
     **dict.fromkeys(BLOCK_DRAFTS, block_problems),
 }
 

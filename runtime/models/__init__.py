@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.models.block import BlockModel, BlockRows, block_problems
 from runtime.models.chain import ChainDraft, DraftHidden
-from runtime.models.eagle1 import Eagle1Model, eagle1_problems
+from runtime.models.eagle1 import Eagle1Model
 from runtime.models.eagle3 import Eagle3Model, eagle3_problems
 from runtime.models.layers import (
     block_shapes,
@@ -13,7 +13,8 @@ from runtime.models.layers import (
     mtp_shapes,
     target_shapes,
 )
-from runtime.models.mtp import MtpModel, mtp_problems
+from runtime.models.mtp import MtpModel
+from runtime.models.support import last_state_problems
 from runtime.models.target import TargetModel, TargetOutput, target_problems
 
 DraftModel = Eagle1Model | Eagle3Model | MtpModel | BlockModel
@@ -32,11 +33,10 @@ __all__ = [
     "TargetOutput",
     "block_problems",
     "block_shapes",
-    "eagle1_problems",
     "eagle1_shapes",
     "eagle3_problems",
     "eagle3_shapes",
-    "mtp_problems",
+    "last_state_problems",
     "mtp_shapes",
     "target_problems",
     "target_shapes",

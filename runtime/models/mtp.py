@@ -24,20 +24,7 @@ from runtime.models.layers import (
     layer_source,
     rope_table,
 )
-from runtime.models.support import decoder_problems, fed_back_problems
-from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Draft, PredictionLayers
-
-
-def mtp_problems(draft: Draft) -> list[Diagnostic]:
-    """Return every reason in the facts why this draft cannot run.
-
-    Codes: `decoder_problems`, `fed_back_problems`.
-    """
-    return [
-        *decoder_problems(draft.decoder, where="manifest#/draft/decoder"),
-        *fed_back_problems(draft),
-    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

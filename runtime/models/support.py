@@ -30,7 +30,18 @@ def decoder_problems(decoder: Decoder, *, where: str) -> list[Diagnostic]:
     ]
 
 
-def fed_back_problems(draft: Draft) -> list[Diagnostic]:
+def last_state_problems(draft: Draft) -> list[Diagnostic]:
+    """Return every reason in the facts why a draft over the target's last state cannot run.
+
+    Codes: those of `decoder_problems`, and SD509.
+    """
+    return [
+        *decoder_problems(draft.decoder, where="manifest#/draft/decoder"),
+        *_fed_back_problems(draft),
+    ]
+
+
+def _fed_back_problems(draft: Draft) -> list[Diagnostic]:
     """Return SD509 when a draft's own output cannot stand in for the target's state."""
     hidden = draft.decoder.hidden_size
     if hidden == draft.target_hidden_size:
