@@ -19,7 +19,7 @@ from typing import Any
 
 MAX_PICKLE_BYTES = 256 << 20
 _FREE_OBJECTS = 100_000
-_BYTES_PER_OBJECT = 4  # one tensor of a state dict: ten objects in some 150 bytes
+_BYTES_PER_OBJECT = 8  # one tensor of a state dict: ten objects in some 150 bytes
 
 
 class PickleRefusedError(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -163,6 +162,7 @@ N = 1 << 20
     ids=["escaped quotes", "backslashes", "quotes", "lists", "objects", "commas", "empty",
          "strings", "pairs", "words"],
 )  # fmt: skip
+@pytest.mark.timeout(60)
 def test_a_mebibyte_of_anything_is_cheap(text: str) -> None:
     wanted: list[tuple[str | None, ...]] = [("a", "a", "a"), ("0",), (None, "a")]
     tracemalloc.start()
@@ -170,9 +170,7 @@ def test_a_mebibyte_of_anything_is_cheap(text: str) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 256 << 10, "a fraction of 1 MiB / 16"
-    begin = time.process_time()
-    json_spans(text, wanted)
-    assert time.process_time() - begin < 5, "a second on an idle core; a quadratic one takes hours"
+    json_spans(text, wanted)  # a second on an idle core; a quadratic one takes hours
 
 
 @settings(deadline=None, max_examples=150)
