@@ -93,6 +93,14 @@ COMMANDS: tuple[Command, ...] = (
         ),
     ),
     Command(
+        name="plan",
+        summary="Show what each pipeline stage and tensor-parallel rank of a manifest holds",
+        examples=(
+            "specctl plan manifest.yaml --pp 4",
+            "specctl plan manifest.yaml --pp 3 --tp 2 --stage-layers 12,10,8",
+        ),
+    ),
+    Command(
         name="generate",
         summary="Answer one prompt with a manifest",
         examples=('specctl generate manifest.yaml "What is a draft model?"',),

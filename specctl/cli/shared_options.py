@@ -94,11 +94,14 @@ Seed = Annotated[int, typer.Option("--seed", help="Noise of a temperature above 
 
 def parse_layer_ids(text: str | None) -> tuple[int, ...] | None:
     """Return `1,14,26` as numbers; another text is wrong usage."""
-    if text is None:
-        return None
+    return None if text is None else parse_integers(text, "--aux-layer-ids")
+
+
+def parse_integers(text: str, option: str) -> tuple[int, ...]:
+    """Return `12,10,8` as numbers; another text is wrong usage of `option`."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise typer.BadParameter(
-            f"`{text}` is not a list of integers such as 1,14,26", param_hint="--aux-layer-ids"
+            f"`{text}` is not a list of integers such as 1,14,26", param_hint=option
         ) from None

@@ -12,6 +12,7 @@ from specctl.contract.codes import (
     geometry,
     manifest,
     numerics,
+    parallel,
     quantization,
     request,
     sources,
@@ -49,6 +50,7 @@ _MODULES = (
     conversion,
     manifest,
     startup,
+    parallel,
     request,
 )
 
