@@ -264,4 +264,44 @@ CODES: tuple[Code, ...] = (
         why="Parquet, zstd and Ray have their own readers, which are no dependency of the core.",
         fix="Install the package that is named: `pip install 'specctl[tokenmap]'` or `[ray]`",
     ),
+    Code(
+        code="SD436",
+        slug="map-of-another-tokenizer",
+        severity="error",
+        summary="A token map was made with another tokenizer than the target's.",
+        why="The same numbers stand for other tokens: the map holds an arbitrary part of the "
+        "vocabulary, and nothing fails but acceptance.",
+        fix="Build the map again with this target: `specctl build-token-map CORPUS --tokenizer "
+        "TARGET`",
+        source="SpecForge issue 602; speculators issue 903",
+    ),
+    Code(
+        code="SD437",
+        slug="map-file-changed",
+        severity="error",
+        summary="A token map file is not the one that its provenance file describes.",
+        why="It was edited or replaced: coverage, forced ids and origin say nothing about it, and "
+        "the files of one map may disagree.",
+        fix="Build the map again, or remove the provenance file beside a map of your own",
+    ),
+    Code(
+        code="SD438",
+        slug="map-holds-padding",
+        severity="warning",
+        summary="A token map holds ids that no token of the tokenizer has.",
+        why="Rows above the tokenizer only pad the embedding: no text contains them, and a draft "
+        "that proposes one is always wrong.",
+        fix="Build the map with `specctl build-token-map`, which never takes such rows",
+        source="vLLM issues 13849, 7252, 10913; MLC-LLM issue 3212",
+    ),
+    Code(
+        code="SD439",
+        slug="slice-coverage-low",
+        severity="warning",
+        summary="A domain or language of the measured text is covered far less than the rest.",
+        why="Drafts for such text are lost one round after the other while the average looks good.",
+        fix="Count more of it, weight it (`--weight NAME=2`), take a larger `--size`, or keep its "
+        "characters (`--keep U+4E00-U+9FFF`)",
+        source="llama.cpp issue 25187; the reduced-vocabulary pull request vLLM 59740",
+    ),
 )
