@@ -365,6 +365,17 @@ def chain_geometry(num_speculative_tokens: int) -> Geometry:
     )
 
 
+def parallel_geometry(num_speculative_tokens: int) -> Geometry:
+    """Return the widths of a draft whose one forward has a slot for each token (P-EAGLE)."""
+    return Geometry(
+        num_speculative_tokens=num_speculative_tokens,
+        draft_width=num_speculative_tokens,
+        verify_width=num_speculative_tokens + 1,
+        sample_from_anchor=None,
+        draft_block_size=None,
+    )
+
+
 def block_geometry(
     *, draft_block_size: int, sample_from_anchor: bool, num_speculative_tokens: int | None = None
 ) -> Geometry:

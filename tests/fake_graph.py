@@ -24,7 +24,7 @@ from runtime.graphs.capture import NUM_BUFFERS
 from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape
 from runtime.kernels import attention
-from runtime.spec.chain import ChainProposer
+from runtime.spec.entries import Entries
 from tests.engine_harness import KV_BLOCK_SIZE, World
 from tests.tiny_agreeing import write_agreeing_pair
 from tests.tiny_manifest import CPU, load_tiny
@@ -89,9 +89,10 @@ def poison_padding(round_: DeviceRound) -> None:
     for layer in (*round_.target_kv, *draft_kv):
         layer.k[0].fill_(float("nan"))
         layer.v[0].fill_(float("nan"))
-    if isinstance(round_.draft, ChainProposer):
-        round_.draft._feedback_SH[-1] = float("nan")
-        round_.draft._head_input_SH[-1] = float("nan")
+    entries = getattr(round_.draft, "_entries", None)
+    if isinstance(entries, Entries):
+        entries._feedback_SH[-1] = float("nan")
+        entries._head_input_SH[-1] = float("nan")
 
 
 def make_agreeing_world(

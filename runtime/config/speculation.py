@@ -7,7 +7,7 @@ from typing import get_args
 from runtime.config.ledger import Ledger
 from runtime.config.values import DEFAULT_NUM_SPECULATIVE_TOKENS, DRAFT_PROPOSERS, ProposerName
 from specctl.contract.diagnostics import diagnose
-from specctl.contract.manifest import Manifest
+from specctl.contract.manifest import PARALLEL_DRAFTS, Manifest
 
 
 def settle_proposer(ledger: Ledger, manifest: Manifest) -> tuple[ProposerName, int]:
@@ -101,6 +101,8 @@ def settle_draft_width(
     geometry = manifest.geometry
     if proposer not in DRAFT_PROPOSERS:
         width = 0
+    elif proposer in PARALLEL_DRAFTS:
+        width = gamma
     elif geometry.draft_block_size is None:
         width = 1
     else:

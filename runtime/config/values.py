@@ -11,7 +11,16 @@ import torch
 from specctl.contract.diagnostics import Diagnostic
 
 ProposerName = Literal[
-    "none", "eagle", "eagle3", "mtp", "dflash", "dflash2", "dspark", "ngram", "oracle"
+    "none",
+    "eagle",
+    "eagle3",
+    "peagle",
+    "mtp",
+    "dflash",
+    "dflash2",
+    "dspark",
+    "ngram",
+    "oracle",
 ]
 GraphsMode = Literal["auto", "off"]
 ConfigOrigin = Literal["given", "manifest", "default", "derived"]
@@ -26,7 +35,7 @@ DEVICE_DTYPES: Mapping[str, tuple[str, ...]] = {
     "cuda": ("bfloat16", "float16"),
 }
 DRAFT_PROPOSERS: frozenset[ProposerName] = frozenset(
-    {"eagle", "eagle3", "mtp", "dflash", "dflash2", "dspark"}
+    {"eagle", "eagle3", "peagle", "mtp", "dflash", "dflash2", "dspark"}
 )
 """Proposers that run a draft model."""
 

@@ -24,11 +24,13 @@ from runtime.models import (
     Eagle1Model,
     Eagle3Model,
     MtpModel,
+    PEagleModel,
     TargetModel,
     block_shapes,
     eagle1_shapes,
     eagle3_shapes,
     mtp_shapes,
+    peagle_shapes,
 )
 from runtime.models.layers import Shapes, TensorSource
 from specctl.contract.codec import resolve_source
@@ -132,6 +134,7 @@ BUILDERS: Mapping[str, Builder] = {
     "eagle": Builder(eagle1_shapes, Eagle1Model.build),
     "eagle3": Builder(eagle3_shapes, Eagle3Model.build),
     "mtp": Builder(mtp_shapes, MtpModel.build),
+    "peagle": Builder(peagle_shapes, PEagleModel.build),
 }
 """Algorithm -> how its draft is built; block drafts need more than their own section."""
 

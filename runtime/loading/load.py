@@ -33,6 +33,7 @@ _FACT_CHECKS: Mapping[str, Callable[[Draft], list[Diagnostic]]] = {
     "eagle": last_state_problems,
     "eagle3": eagle3_problems,
     "mtp": last_state_problems,
+    "peagle": eagle3_problems,
     **dict.fromkeys(BLOCK_DRAFTS, block_problems),
 }
 

@@ -11,13 +11,15 @@ from runtime.models.layers import (
     eagle1_shapes,
     eagle3_shapes,
     mtp_shapes,
+    peagle_shapes,
     target_shapes,
 )
 from runtime.models.mtp import MtpModel
+from runtime.models.peagle import PEagleModel
 from runtime.models.support import last_state_problems
 from runtime.models.target import TargetModel, TargetOutput, target_problems
 
-DraftModel = Eagle1Model | Eagle3Model | MtpModel | BlockModel
+DraftModel = Eagle1Model | Eagle3Model | PEagleModel | MtpModel | BlockModel
 """Any draft that a manifest can load to."""
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Eagle1Model",
     "Eagle3Model",
     "MtpModel",
+    "PEagleModel",
     "TargetModel",
     "TargetOutput",
     "block_problems",
@@ -38,6 +41,7 @@ __all__ = [
     "eagle3_shapes",
     "last_state_problems",
     "mtp_shapes",
+    "peagle_shapes",
     "target_problems",
     "target_shapes",
 ]

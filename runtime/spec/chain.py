@@ -1,10 +1,8 @@
 """Chain drafting: one draft token per step, each fed by the step before (EAGLE-3, EAGLE-1, MTP).
 
-Entry p pairs the token at p + 1 with the target's state at p; it sits at position p, writes its KV
-into the slot of position p and proposes the token at p + 2. `observe` runs the entries whose states
-the target has computed, so the draft's KV of committed positions never holds a chain's own guess.
-A request with newest token at L (KV known for 0..L - 1) starts a round at entry L - 1; chain entry
-j pairs draft j with the feedback of the step before, at position L + j.
+Entries are those of `runtime.spec.entries`: entry p sits at position p and proposes the token at
+p + 2. A request with newest token at L (KV known for 0..L - 1) starts a round at entry L - 1; chain
+entry j pairs draft j with the feedback of the step before, at position L + j.
 
 Drafts are mapped to target ids before they are stored or fed back. A sampled request drafts the
 argmax of its filtered draft log weights plus the noise that the target will use for the same
@@ -19,14 +17,14 @@ in SafeAILab's code; DeepSeek-V3 report, section 2.2 (MTP), whose layer is run a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
-from runtime.batch import PreparedBatch, RoundRequests, RoundStates
+from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
-from runtime.models import ChainDraft, DraftHidden
+from runtime.models import ChainDraft
 from runtime.spec.draft_choice import choose_drafts
+from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
 from runtime.spec.packing import Place, pack_block_tables, pack_places
 from runtime.spec.types import Observation, Proposal, RequestView
@@ -52,15 +50,16 @@ class ChainProposer:
         facts = model.facts
         self.name: str = facts.algorithm
         self.aux_layer_ids = facts.aux_layer_ids or ()
-        self.needs_final_hidden = facts.aux_layer_ids is None
         self._model = model
         self._kv = tuple(kv)
         self._kv_block_size = kv_block_size
         self._device = model.embedding_VH.device
-        shape = (num_slots, facts.decoder.hidden_size)
-        self._feedback_SH = torch.zeros(shape, dtype=model.embedding_VH.dtype, device=self._device)
-        self._head_input_SH = torch.zeros_like(self._feedback_SH)
-        self._started: set[int] = set()
+        self._entries = Entries(model, kv, num_slots=num_slots)
+
+    @property
+    def needs_final_hidden(self) -> bool:
+        """Whether entries read the target's final-normed state."""
+        return self._entries.needs_final_hidden
 
     def max_drafts(self, view: RequestView) -> int:
         """Return the drafts whose absolute positions the draft's context still holds."""
@@ -71,33 +70,7 @@ class ChainProposer:
 
         Sync: none.
         """
-        batch = observation.batch
-        states = (
-            observation.final_hidden_NH if self.needs_final_hidden else observation.aux_hidden_N
-        )
-        assert states is not None, f"{self.name} needs the target states that it asked for"
-        if batch.num_rows == 0:
-            return
-        entries = PreparedBatch(
-            ids_target_N=observation.next_ids_target_N,
-            positions_N=batch.positions_N,
-            slots_N=batch.slots_N,
-            row_request_N=batch.row_request_N,
-            block_tables_BT=batch.block_tables_BT,
-            max_length=batch.max_length,
-        )
-        hidden = self._model.forward(entries, self._model.fuse(states), self._kv)
-        ends = [
-            (view.slot, row)
-            for view, row in zip(observation.views, observation.last_row, strict=True)
-            if row >= 0
-        ]
-        if ends:
-            last = hidden.rows(self._index([row for _, row in ends]))
-            slots = self._index([slot for slot, _ in ends])
-            self._feedback_SH[slots] = last.feedback_NH
-            self._head_input_SH[slots] = last.head_input_NH
-            self._started.update(slot for slot, _ in ends)
+        self._entries.observe(observation)
 
     def propose(self, views: Sequence[RequestView]) -> Proposal:
         """Draft a chain for every view; views that want fewer drafts leave the chain earlier.
@@ -110,12 +83,8 @@ class ChainProposer:
         if depth == 0:
             return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
         active = [b for b, count in enumerate(num_drafts) if count > 0]
-        missing = [views[b].request_id for b in active if views[b].slot not in self._started]
-        assert not missing, f"no target state was observed for requests {missing}"
-        slots = self._index([views[b].slot for b in active])
-        hidden = DraftHidden(
-            feedback_NH=self._feedback_SH[slots], head_input_NH=self._head_input_SH[slots]
-        )
+        self._entries.assert_started([views[b] for b in active])
+        hidden = self._entries.newest(self._index([views[b].slot for b in active]))
         block_tables_BT = pack_block_tables(views, device=self._device)
         active_N = self._index(active)
         for j in range(depth):
@@ -147,9 +116,7 @@ class ChainProposer:
         Sync: none.
         """
         slots_B = requests.slots_B
-        hidden = DraftHidden(
-            feedback_NH=self._feedback_SH[slots_B], head_input_NH=self._head_input_SH[slots_B]
-        )
+        hidden = self._entries.newest(slots_B)
         drafts: list[torch.Tensor] = []
         while len(drafts) < num_drafts:
             if drafts:
@@ -161,17 +128,9 @@ class ChainProposer:
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Run the draft on every row of a verify; see `RoundDraft`.
 
-        Entries beyond the accepted ones write keys and values that the next round writes again.
-
         Sync: none.
         """
-        target_states = states.final_hidden_ND if self.needs_final_hidden else states.aux_hidden_NA
-        assert target_states is not None, f"{self.name} needs the target states it asked for"
-        entries = replace(states.batch, ids_target_N=states.next_ids_target_N)
-        hidden = self._model.forward(entries, self._model.fuse(target_states), self._kv)
-        last = hidden.rows(states.last_rows_B)
-        self._feedback_SH.index_copy_(0, requests.slots_B, last.feedback_NH)
-        self._head_input_SH.index_copy_(0, requests.slots_B, last.head_input_NH)
+        self._entries.observe_round(requests, states)
 
     def last_length(self, num_drafts: int) -> int | None:
         """Return the most known tokens with which the draft's context holds that many drafts."""
@@ -179,7 +138,7 @@ class ChainProposer:
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""
-        self._started.discard(slot)
+        self._entries.release(slot)
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         """Return host integers as an int64 index on the device."""

@@ -9,13 +9,14 @@ import torch
 
 from runtime.config import DRAFT_PROPOSERS, ProposerName
 from runtime.kv import KVLayer
-from runtime.models import BlockModel, DraftModel, MtpModel
+from runtime.models import BlockModel, DraftModel, MtpModel, PEagleModel
 from runtime.spec.block import BlockProposer
 from runtime.spec.chain import ChainProposer
 from runtime.spec.mtp import LayeredMtpProposer
 from runtime.spec.ngram import DEFAULT_MAX_NGRAM, NgramProposer
 from runtime.spec.none import NoProposer
 from runtime.spec.oracle import OracleProposer, OracleScript
+from runtime.spec.parallel import ParallelProposer
 from runtime.spec.types import Proposer
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
@@ -60,17 +61,7 @@ def make_proposer(
     if name in DRAFT_PROPOSERS:
         if draft is None:
             raise _unavailable(name, expected=f"an `{name}` draft in the manifest")
-        if isinstance(draft.model, BlockModel):
-            return BlockProposer(
-                draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
-            )
-        if isinstance(draft.model, MtpModel) and len(draft.model.layers) > 1:
-            return LayeredMtpProposer(
-                draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
-            )
-        return ChainProposer(
-            draft.model, draft.kv, kv_block_size=draft.kv_block_size, num_slots=draft.num_slots
-        )
+        return _draft_proposer(draft)
     if name == "oracle":
         if script is None:
             raise _unavailable(name, expected="a script to replay")
@@ -78,6 +69,19 @@ def make_proposer(
     if name == "ngram":
         return NgramProposer(device=device, max_ngram=max_ngram)
     return NoProposer(device=device)
+
+
+def _draft_proposer(draft: DraftParts) -> Proposer:
+    """Return the proposer of a kind of model."""
+    model, kv = draft.model, draft.kv
+    block_size, num_slots = draft.kv_block_size, draft.num_slots
+    if isinstance(model, BlockModel):
+        return BlockProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
+    if isinstance(model, PEagleModel):
+        return ParallelProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
+    if isinstance(model, MtpModel) and len(model.layers) > 1:
+        return LayeredMtpProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
+    return ChainProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
 
 
 def _unavailable(name: str, *, expected: str) -> DiagnosticError:

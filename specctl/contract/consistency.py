@@ -15,6 +15,7 @@ from specctl.contract.fingerprint import fingerprint
 from specctl.contract.manifest import (
     BLOCK_DRAFTS,
     LAST_STATE_DRAFTS,
+    PARALLEL_DRAFTS,
     Decoder,
     Manifest,
     TensorRef,
@@ -135,6 +136,10 @@ def _geometry_rules(m: Manifest) -> Iterator[_Rule]:
     allowed = gamma if gamma <= limit else f"at most {limit}"
     yield "geometry.num_speculative_tokens", "below the target's positions", allowed, gamma
     yield "draft.block", "null for a chain", *_yes(m.draft.block is None or _is_block(m))
+    if m.draft.algorithm in PARALLEL_DRAFTS:
+        yield "geometry.draft_width", "a slot for each draft", gamma, g.draft_width
+        yield "draft.mask_token_id", "set for P-EAGLE", *_yes(m.draft.mask_token_id is not None)
+        return
     if not _is_block(m):
         yield "geometry.draft_width", "1 for a chain", 1, g.draft_width
         return

@@ -16,10 +16,12 @@ import msgspec
 SCHEMA_VERSION = 1
 
 OriginKind = Literal["read", "derived", "given"]
-DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash", "eagle", "dflash2"]
+DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash", "eagle", "dflash2", "peagle"]
 """Drafts that a manifest can describe."""
 BLOCK_DRAFTS: tuple[DraftAlgorithm, ...] = ("dspark", "dflash", "dflash2")
 """Those that fill a block of slots in one forward."""
+PARALLEL_DRAFTS: tuple[DraftAlgorithm, ...] = ("peagle",)
+"""Those whose one forward has a slot for each draft, without a trained block size."""
 LAST_STATE_DRAFTS: tuple[DraftAlgorithm, ...] = ("mtp", "eagle")
 """Those that read the target's state after its final norm, and capture no layer's."""
 T = TypeVar("T")
@@ -269,7 +271,8 @@ class Geometry(_Facts, frozen=True, kw_only=True):
 
     Args:
         num_speculative_tokens: draft tokens verified in a round (gamma).
-        draft_width: slots in one draft forward (1 for a chain; gamma or gamma + 1 for a block).
+        draft_width: slots in one draft forward: 1 for a chain, gamma for P-EAGLE, gamma or
+            gamma + 1 for a block.
         verify_width: positions in the target forward, gamma + 1.
         sample_from_anchor: block drafts: slot 0 is a trained prediction. None for a chain.
         draft_block_size: trained block of a block drafter. None for a chain.

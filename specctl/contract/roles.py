@@ -108,6 +108,9 @@ EAGLE3_ROLES: tuple[TensorRole, ...] = (
     _role("norm", "H"),
 )
 
+PEAGLE_ROLES: tuple[TensorRole, ...] = (_role("mask_hidden", "1", "1", "A*Ht"), *EAGLE3_ROLES)
+"""Native files store `mask_hidden` as [1, A*Ht]."""
+
 BLOCK_ROLES: tuple[TensorRole, ...] = (
     *_DRAFT_VOCABULARY,
     _role("fc.weight", "H", "A*Ht"),
@@ -187,6 +190,7 @@ ROLES_BY_ALGORITHM: Mapping[str, tuple[TensorRole, ...]] = {
     "eagle": EAGLE1_ROLES,
     "dflash": BLOCK_ROLES,
     "dflash2": DFLASH2_ROLES,
+    "peagle": PEAGLE_ROLES,
 }
 
 

@@ -12,13 +12,14 @@ from types import MappingProxyType
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.file_names import CONFIG
-from specctl.contract.manifest import Origin
+from specctl.contract.manifest import PARALLEL_DRAFTS, Origin
 from specctl.draft import (
     AuxNumbering,
     DraftCheckpoint,
     TargetCheckpoint,
     block_geometry,
     chain_geometry,
+    parallel_geometry,
 )
 from specctl.formats.aux_layers import (
     DEFAULT_RULE,
@@ -120,7 +121,8 @@ def _given_gamma(draft: DraftCheckpoint, gamma: int) -> DraftCheckpoint:
     )
     kept = _without(draft.diagnostics, "SD301")
     if not draft.is_block:
-        return replace(draft, geometry=chain_geometry(gamma), origins=origins, diagnostics=kept)
+        widths = parallel_geometry if draft.algorithm in PARALLEL_DRAFTS else chain_geometry
+        return replace(draft, geometry=widths(gamma), origins=origins, diagnostics=kept)
     size, anchor = draft.draft_block_size, draft.sample_from_anchor
     if size is None or anchor is None:
         return replace(draft, origins=origins, diagnostics=kept)

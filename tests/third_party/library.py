@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 WORKER = Path(__file__).with_name("speculators_worker.py")
 
 # Parameters that the library fills from the target or computes; no file holds them.
@@ -88,6 +90,11 @@ class Library:
     def blocks(self, directory: Path | str, anchors: list[int]) -> dict[str, Any]:
         """Return `base`, `corrected` and `confidence` of the blocks at the anchors."""
         return self._ask("blocks", directory=str(directory), anchors=anchors)
+
+    def rollouts(self, directory: Path | str, anchors: list[int], depths: int) -> torch.Tensor:
+        """Return float32 logits [anchors, depths, R] of a P-EAGLE draft's rollouts."""
+        answer = self._ask("rollouts", directory=str(directory), anchors=anchors, depths=depths)
+        return torch.tensor(answer["logits"])
 
     def build(self, directory: Path, config: dict[str, Any], ids: list[int] | None = None) -> str:
         """Let the library build, fill and save a model; return its class."""

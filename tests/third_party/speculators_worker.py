@@ -157,6 +157,37 @@ def blocks(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def rollouts(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a P-EAGLE draft on fixed inputs; return the logits of the asked-for rollouts.
+
+    The answer has a list for each anchor: logits at depth 0 (the entry itself), 1, 2, ... The class
+    draws its rollouts at random; here they are the anchors', whole.
+    """
+    from speculators.models.peagle import core
+
+    model = SpeculatorModel.from_pretrained(request["directory"]).to(torch.float32).eval()
+    anchors, depths = request["anchors"], request["depths"]
+    places = [(p, 0) for p in range(SEQUENCE)]
+    places += [(anchor, depth) for anchor in anchors for depth in range(1, depths)]
+    anchor_pos, depth = torch.tensor(places).T
+    found: list[torch.Tensor] = []
+    model.lm_head.register_forward_hook(lambda _, args, out: found.append(out[0]))
+    draw = core.generate_cod_sample_indices
+    core.generate_cod_sample_indices = lambda **_: (anchor_pos, depth)
+    try:
+        with torch.no_grad():
+            model(**_inputs(model), num_depths=depths)
+    finally:
+        core.generate_cod_sample_indices = draw
+    order = {place: row for row, place in enumerate(places)}
+    return {
+        "logits": [
+            [found[0][order[anchor, depth]].tolist() for depth in range(depths)]
+            for anchor in anchors
+        ]
+    }
+
+
 def _selected(model: Any, ids: Any, found: dict[str, Any]) -> Any:
     """Return the selector's scores over the vocabulary for a block at each position."""
     count = found["base"].shape[1] // model.config.block_size
@@ -242,7 +273,14 @@ def _bytes(value: torch.Tensor) -> bytes:
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
-OPERATIONS = {"load": load, "trace": trace, "blocks": blocks, "build": build, "convert": convert}
+OPERATIONS = {
+    "load": load,
+    "trace": trace,
+    "blocks": blocks,
+    "rollouts": rollouts,
+    "build": build,
+    "convert": convert,
+}
 
 
 def main() -> None:

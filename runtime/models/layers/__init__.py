@@ -13,6 +13,7 @@ from runtime.models.layers.roles import (
     eagle3_shapes,
     layer_source,
     mtp_shapes,
+    peagle_shapes,
     target_shapes,
 )
 from runtime.models.layers.rope import rope_problems, rope_table
@@ -29,6 +30,7 @@ __all__ = [
     "enter_norm",
     "layer_source",
     "mtp_shapes",
+    "peagle_shapes",
     "rope_problems",
     "rope_table",
     "target_shapes",

@@ -52,7 +52,7 @@ def target_shapes(target: Target) -> Shapes:
 
 def eagle3_shapes(draft: Draft) -> Shapes:
     """Return role -> shape of fc, norms and layers; embedding, head and map are not among them."""
-    assert draft.aux_layer_ids is not None, "an eagle3 manifest lists its aux layers"
+    assert draft.aux_layer_ids is not None, f"a manifest of {draft.algorithm} lists its aux layers"
     decoder, num_states = draft.decoder, len(draft.aux_layer_ids)
     flags = {
         "fc_bias": draft.has_fc_bias,
@@ -73,6 +73,15 @@ def eagle3_shapes(draft: Draft) -> Shapes:
         name: _shape(name, EAGLE3_ROLES, first if name.startswith("layers.0.") else other)
         for name in names
     }
+
+
+def peagle_shapes(draft: Draft) -> Shapes:
+    """Return role -> shape of an EAGLE-3 draft and of `mask_hidden`, at its stored rank."""
+    assert draft.aux_layer_ids is not None, "a manifest of peagle lists its aux layers"
+    wide = len(draft.aux_layer_ids) * draft.target_hidden_size
+    stored = draft.tensors.get("mask_hidden")
+    is_flat = stored is not None and len(stored.shape) == 2
+    return {"mask_hidden": (1, wide) if is_flat else (1, 1, wide)} | eagle3_shapes(draft)
 
 
 def eagle1_shapes(draft: Draft) -> Shapes:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.file_names import CONFIG
-from specctl.contract.manifest import Geometry
-from specctl.draft import DraftCheckpoint
+from specctl.draft import DraftCheckpoint, parallel_geometry
 from specctl.formats.assemble import BlockFacts
 from specctl.formats.aux_layers import AUX_KEY, read_boundary_ids
 from specctl.formats.eagle.eagle3 import (
@@ -95,17 +94,6 @@ def read_native(checkpoint: Checkpoint) -> DraftCheckpoint:
         block=BlockFacts(mask_token_id=_mask_token(root, MASK_TOKEN_KEYS)),
         geometry=None if tokens is None else parallel_geometry(tokens),
         details={"eagle_config": dict(nested.data)} if nested is not None else {},
-    )
-
-
-def parallel_geometry(num_speculative_tokens: int) -> Geometry:
-    """Return the widths of a draft whose one forward has a slot for each token."""
-    return Geometry(
-        num_speculative_tokens=num_speculative_tokens,
-        draft_width=num_speculative_tokens,
-        verify_width=num_speculative_tokens + 1,
-        sample_from_anchor=None,
-        draft_block_size=None,
     )
 
 

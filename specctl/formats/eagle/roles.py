@@ -1,4 +1,4 @@
-"""Tensor roles of the EAGLE relatives that the runtime does not serve.
+"""Tensor roles of the EAGLE relatives that have parts of their own.
 
 *Source:* Speculators 0.9 and vLLM pull request 32887 (`mask_hidden`); Kimi-K2 drafts of
 Model-Optimizer (DeepSeek-V2 attention); deepseek-ai/DeepSpec `Qwen3Eagle3Model`.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from specctl.contract.roles import ALWAYS, EAGLE3_ROLES, TensorRole, relaxed
+from specctl.contract.roles import ALWAYS, EAGLE3_ROLES, PEAGLE_ROLES, TensorRole, relaxed
 
 Q_LORA, NO_Q_LORA = "q_lora", "no_q_lora"
 
@@ -21,8 +21,9 @@ def _role(name: str, *shape: str, when: str = ALWAYS) -> TensorRole:
 
 def peagle_roles(mask_rank: int) -> tuple[TensorRole, ...]:
     """Return P-EAGLE's roles; `mask_hidden` is [1, 1, A*Ht] or [1, A*Ht], as the file stores it."""
-    leading = ("1",) if mask_rank == 2 else ("1", "1")
-    return (_role("mask_hidden", *leading, "A*Ht"), *EAGLE3_ROLES)
+    if mask_rank != 2:
+        return PEAGLE_ROLES
+    return (_role("mask_hidden", "1", "A*Ht"), *EAGLE3_ROLES)
 
 
 # Layers after the first of DeepSpec's draft are like the first: they see the embedding again.

@@ -12,6 +12,7 @@ from tests.engine_harness import World, prompt_of
 from tests.fake_graph import make_llm
 from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_last_state import last_state_world
+from tests.tiny_parallel import parallel_world
 
 REQUESTS = tuple(
     RequestInput(
@@ -31,11 +32,13 @@ BLOCKS = {
 }
 
 
-@pytest.fixture(scope="module", params=[*BLOCKS, "mtp", "eagle"])
+@pytest.fixture(scope="module", params=[*BLOCKS, "mtp", "eagle", "peagle"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("device")
     if request.param in BLOCKS:
         return make_block_world(folder, BLOCKS[request.param])
+    if request.param == "peagle":
+        return parallel_world(folder)
     return last_state_world(folder, request.param, num_layers=1)
 
 

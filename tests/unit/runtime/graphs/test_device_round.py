@@ -47,8 +47,8 @@ def _twin_of(engine: Engine, world: World, *, max_batch: int) -> tuple[DeviceRou
     twin = ChainProposer(
         draft, _copied(proposer._kv), kv_block_size=KV_BLOCK_SIZE, num_slots=num_slots + 1
     )
-    twin._feedback_SH.copy_(proposer._feedback_SH)
-    twin._head_input_SH.copy_(proposer._head_input_SH)
+    twin._entries._feedback_SH.copy_(proposer._entries._feedback_SH)
+    twin._entries._head_input_SH.copy_(proposer._entries._head_input_SH)
     state = RoundState(
         num_slots=num_slots,
         max_batch=max_batch,
@@ -132,8 +132,12 @@ def test_each_round_equals_the_eager_one(agreeing: World, batch: int) -> None:
             )
             for eager, made in pairs:
                 assert torch.equal(kv_rows(eager, blocks, known), kv_rows(made, blocks, known))
-        assert torch.equal(engine._proposer._feedback_SH[slots], twin._feedback_SH[slots])
-        assert torch.equal(engine._proposer._head_input_SH[slots], twin._head_input_SH[slots])
+        assert torch.equal(
+            engine._proposer._entries._feedback_SH[slots], twin._entries._feedback_SH[slots]
+        )
+        assert torch.equal(
+            engine._proposer._entries._head_input_SH[slots], twin._entries._head_input_SH[slots]
+        )
         assert round_.state.lengths_S[-1] == round_.state.newest_ids_target_S[-1] == 0
     if batch == 8:
         assert accepted == set(range(GAMMA + 1)), accepted
@@ -246,4 +250,4 @@ def test_blocks_that_come_later_join_the_table() -> None:
     assert state.block_tables_ST.tolist() == [[0, 0, 0, 0, 3], [7, 9, 0, 0, 0], [0] * 5]
     state.write_requests([SlotRow(slot=1, length=3, newest_id_target=5, blocks=[2])])
     assert state.block_tables_ST[1].tolist() == [2, 0, 0, 0, 0], "a new tenant's table is whole"
-    assert state.slots_B.tolist() == [2, 2]
+    assert state.slots_B.tolist() == [2, 2, 2]

@@ -16,7 +16,6 @@ from tests.unit.specctl.formats.edits import CHECKPOINTS, draft
         ("modelopt-eagle3-parallel-heads", "has `parallel_draft_heads.0."),
         ("modelopt-eagle3-last-state-only", "lacks `fc.weight`"),
         ("mla-eagle3-clean", "mla attention"),
-        ("peagle-clean", "drafts of algorithm `peagle`"),
     ],
 )
 def test_a_variant_is_refused_with_what_stands_in_the_way(name: str, words: str) -> None:
@@ -54,3 +53,16 @@ def test_flat_dialects_are_served_like_any_eagle3_draft(name: str) -> None:
     assert emitted.draft is not None
     assert emitted.draft.algorithm == "eagle3"
     assert emitted.draft.format == name[: -len("-clean")]
+
+
+@pytest.mark.parametrize("name", ["peagle-clean", "peagle-depths", "speculators-peagle-clean"])
+def test_a_parallel_draft_is_described_with_a_slot_for_each_token(name: str) -> None:
+    emitted = emit_manifest(
+        str(CHECKPOINTS / "hf-llama-tiny"), str(CHECKPOINTS / name), num_speculative_tokens=3
+    )
+    assert emitted.draft is not None
+    assert emitted.draft.algorithm == "peagle"
+    assert emitted.draft.mask_token_id is not None
+    assert "mask_hidden" in emitted.draft.tensors
+    assert emitted.geometry.draft_width == emitted.geometry.num_speculative_tokens == 3
+    assert emitted.geometry.verify_width == 4

@@ -1,0 +1,107 @@
+"""The entries of drafts that read a token beside a state: their KV and the newest one's output.
+
+Entry p pairs the token at p + 1 with the target's state at p; it sits at position p, writes its KV
+into the slot of position p and proposes the token at p + 2. Entries are run when the target has
+computed their states, so the draft's KV of committed positions never holds a round's own guess.
+EAGLE-3, EAGLE-1, P-EAGLE and MTP of one layer keep the same state: each slot's last entry.
+
+Legend: N rows, M rows picked by the caller, S slots, H draft hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from runtime.batch import RoundRequests, RoundStates
+from runtime.kv import KVLayer
+from runtime.models import ChainDraft, DraftHidden
+from runtime.spec.host import on_device
+from runtime.spec.types import Observation, RequestView
+
+
+class Entries:
+    """Runs final entries and keeps what the newest one of each slot gave."""
+
+    def __init__(self, model: ChainDraft, kv: Sequence[KVLayer], *, num_slots: int) -> None:
+        """Run `model` over its own cache layers.
+
+        Args:
+            model: the draft.
+            kv: its layers of the shared pool.
+            num_slots: rows of the per-slot state.
+        """
+        facts = model.facts
+        self.needs_final_hidden = facts.aux_layer_ids is None
+        self._name = facts.algorithm
+        self._model = model
+        self._kv = tuple(kv)
+        self._device = model.embedding_VH.device
+        shape = (num_slots, facts.decoder.hidden_size)
+        self._feedback_SH = torch.zeros(shape, dtype=model.embedding_VH.dtype, device=self._device)
+        self._head_input_SH = torch.zeros_like(self._feedback_SH)
+        self._started: set[int] = set()
+
+    def observe(self, observation: Observation) -> None:
+        """Run the draft on every row: the token at p + 1 with the target's state at p.
+
+        Sync: none.
+        """
+        batch = observation.batch
+        states = (
+            observation.final_hidden_NH if self.needs_final_hidden else observation.aux_hidden_N
+        )
+        assert states is not None, f"{self._name} needs the target states that it asked for"
+        if batch.num_rows == 0:
+            return
+        entries = replace(
+            batch,
+            ids_target_N=observation.next_ids_target_N,
+            limits_N=None,
+            window_positions_N=None,
+            rows_per_request=None,
+        )
+        hidden = self._model.forward(entries, self._model.fuse(states), self._kv)
+        ends = [
+            (view.slot, row)
+            for view, row in zip(observation.views, observation.last_row, strict=True)
+            if row >= 0
+        ]
+        if ends:
+            last = hidden.rows(on_device([row for _, row in ends], device=self._device))
+            self._keep(on_device([slot for slot, _ in ends], device=self._device), last)
+            self._started.update(slot for slot, _ in ends)
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Run the draft on every row of a verify; see `RoundDraft`.
+
+        Entries beyond the accepted ones write keys and values that the next round writes again.
+
+        Sync: none.
+        """
+        target_states = states.final_hidden_ND if self.needs_final_hidden else states.aux_hidden_NA
+        assert target_states is not None, f"{self._name} needs the target states it asked for"
+        entries = replace(states.batch, ids_target_N=states.next_ids_target_N)
+        hidden = self._model.forward(entries, self._model.fuse(target_states), self._kv)
+        self._keep(requests.slots_B, hidden.rows(states.last_rows_B))
+
+    def newest(self, slots_M: torch.Tensor) -> DraftHidden:
+        """Return what the newest entries of these slots gave."""
+        return DraftHidden(
+            feedback_NH=self._feedback_SH[slots_M], head_input_NH=self._head_input_SH[slots_M]
+        )
+
+    def assert_started(self, views: Sequence[RequestView]) -> None:
+        """Fail for a request of which no final state was observed."""
+        missing = [view.request_id for view in views if view.slot not in self._started]
+        assert not missing, f"no target state was observed for requests {missing}"
+
+    def release(self, slot: int) -> None:
+        """Forget the request in `slot`; its draft KV goes with its blocks."""
+        self._started.discard(slot)
+
+    def _keep(self, slots_M: torch.Tensor, last: DraftHidden) -> None:
+        self._feedback_SH.index_copy_(0, slots_M, last.feedback_NH)
+        self._head_input_SH.index_copy_(0, slots_M, last.head_input_NH)
