@@ -31,6 +31,7 @@ class PreparedBatch:
             Windows of a block draft end at the anchor for all rows of the block.
         rows_per_request: set when the batch is dense: request b of the tables has rows
             b * rows_per_request and on, this many. Kernels may then handle them together.
+        spread: the rows of a packed round laid out densely, for backends that take no packed ones.
 
     Invariants: tensors are contiguous; a row attends to positions 0..its limit; rows of one request
     are in ascending order; all rows of a layer are written to the pool before that layer's
@@ -46,6 +47,7 @@ class PreparedBatch:
     limits_N: torch.Tensor | None = None
     window_positions_N: torch.Tensor | None = None
     rows_per_request: int | None = None
+    spread: SpreadRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -53,9 +55,47 @@ class PreparedBatch:
         return self.ids_target_N.shape[0]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpreadRows:
+    """Packed rows of a round with gaps between them, so that every request has W rows.
+
+    Args:
+        batch: the dense rows; those beyond a request's own are ghosts: they write where the next
+            round writes before it reads, and nobody reads what they yield.
+        packed_rows_M: int64 [B * W], the packed row that a dense row takes its values from; of a
+            ghost, any.
+        dense_rows_N: int64, the dense row of a packed one; of a padding row, any.
+    """
+
+    batch: PreparedBatch
+    packed_rows_M: torch.Tensor
+    dense_rows_N: torch.Tensor
+
+
 def packed(x_BC: torch.Tensor) -> torch.Tensor:
     """Return [B * C] in memory order; `flatten` alone may return a view with another stride."""
     return x_BC.flatten().contiguous()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLayout:
+    """Where the rows of a ragged round are: each request has its drafts + 1, one after the other.
+
+    Rows after the last request's are padding; so is every request without a row.
+
+    Args:
+        first_rows_B: int64, row of each request's newest token; below N even for padding.
+        cells_N: int64, b * W + offset of a row in its request; 0 for padding rows.
+        request_N: int32, index of the request; B for padding rows.
+        is_padding_N: bool.
+        rows_BW: int64, row of each cell; beyond a request's own cells any row below N.
+    """
+
+    first_rows_B: torch.Tensor
+    cells_N: torch.Tensor
+    request_N: torch.Tensor
+    is_padding_N: torch.Tensor
+    rows_BW: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +114,8 @@ class RoundRequests:
         kv_slots_BW: int64, flat KV slots of these positions; in block 0 where a request holds none.
         row_request_BW: int32, index of the request.
         max_length: bound of every position + 1 in this round (host value).
+        layout: of the rows to verify; None where every request has W of them. With a layout
+            `block_tables_BT` has one row more, the padding rows'.
     """
 
     slots_B: torch.Tensor
@@ -85,6 +127,7 @@ class RoundRequests:
     kv_slots_BW: torch.Tensor
     row_request_BW: torch.Tensor
     max_length: int
+    layout: PackedLayout | None = None
 
     def batch(self, ids_target_BC: torch.Tensor, *, first: int = 0) -> PreparedBatch:
         """Return C rows of each request at consecutive positions, request by request.
@@ -109,12 +152,46 @@ class RoundRequests:
         )
 
 
+    def verify_batch(self, ids_target_BW: torch.Tensor) -> PreparedBatch:
+        """Return the rows that the target verifies: all W of each request, or the packed ones.
+
+        Args:
+            ids_target_BW: int64, newest token and drafts.
+
+        Sync: none; padding rows write to block 0.
+        """
+        dense, layout = self.batch(ids_target_BW), self.layout
+        if layout is None:
+            return dense
+        cells_N, is_padding_N = layout.cells_N, layout.is_padding_N
+        return PreparedBatch(
+            ids_target_N=dense.ids_target_N.index_select(0, cells_N),
+            positions_N=dense.positions_N.index_select(0, cells_N).masked_fill(is_padding_N, 0),
+            slots_N=dense.slots_N.index_select(0, cells_N).masked_fill(is_padding_N, 0),
+            row_request_N=layout.request_N,
+            block_tables_BT=self.block_tables_BT,
+            max_length=self.max_length,
+            spread=SpreadRows(
+                batch=dense, packed_rows_M=packed(layout.rows_BW), dense_rows_N=cells_N
+            ),
+        )
+
+    def per_request(self, values_N: torch.Tensor) -> torch.Tensor:
+        """Return [B, W] of a value per verified row; beyond a request's own rows anything.
+
+        Sync: none.
+        """
+        if self.layout is None:
+            return values_N.view(self.positions_BW.shape)
+        return values_N[self.layout.rows_BW]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundStates:
     """What a verify forward yielded, before the host knows how many rows were accepted.
 
     Args:
-        batch: W rows of each request; the first `accepted + 1` of each are final.
+        batch: the verified rows; the first `accepted + 1` of each request are final.
         next_ids_target_N: int64, the target's choice at each row: the token at the next position
             where the row is final.
         aux_hidden_NA: captured target states, None when none were asked for.

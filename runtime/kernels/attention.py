@@ -12,9 +12,10 @@ Legend: M rows, H query heads, G key heads, P head size, R rows of a tile times 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -23,6 +24,11 @@ from runtime.kernels.kv_write import write_kv
 from runtime.kernels.rope import apply_rope
 from runtime.kernels.rows import ROW_TILE, SEGMENT, fixed_exp
 from runtime.kv import KVLayer
+
+
+ROUND_LAYOUTS: Mapping[str, Literal["packed", "dense"]] = {"cpu": "packed", "cuda": "dense"}
+"""How a backend takes the rows of a ragged round: packed, or spread out to equally many rows of
+each request, so that one program serves all rows of a request and reads its keys once."""
 
 
 def paged_attention(
@@ -83,9 +89,16 @@ def attend_new_rows(
         [M, H, P], dtype of `q_MHP`.
 
     Exactness: the bits of `apply_rope`, `write_kv` and `paged_attention` one after another; on CUDA
-    a dense batch takes one kernel.
+    a dense batch takes one kernel, and packed rows are spread out for it (`ROUND_LAYOUTS`).
     Graph-safe: yes (CUDA).
     """
+    spread = batch.spread
+    if spread is not None and ROUND_LAYOUTS[q_MHP.device.type] == "dense":
+        dense = (x.index_select(0, spread.packed_rows_M) for x in (q_MHP, k_MGP, v_MGP))
+        out_MHP = attend_new_rows(
+            *dense, layer, spread.batch, cos_sin_TP, scale=scale, window=window
+        )
+        return out_MHP.index_select(0, spread.dense_rows_N)
     if q_MHP.is_cuda and batch.rows_per_request is not None:
         from runtime.kernels.cuda.attention import NewRows, launch_paged_attention
 
