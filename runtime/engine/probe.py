@@ -33,19 +33,17 @@ def row_invariance_problems(
 
 
 def _probe_products(target: TargetModel) -> Iterator[RowInvariance]:
-    products = {(weight.shape, out_dtype): weight for weight, out_dtype in _products(target)}
-    for (_, out_dtype), weight in products.items():
-        yield row_invariance_probe(weight, out_dtype=out_dtype)
+    for weight in {weight.shape: weight for weight in _layer_weights(target)}.values():
+        yield row_invariance_probe(weight)
+    yield row_invariance_probe(target.reachable_head, is_head=True)
 
 
-def _products(target: TargetModel) -> Iterator[tuple[torch.Tensor, torch.dtype | None]]:
-    """Yield every matrix of the target with the dtype that its product is asked for."""
+def _layer_weights(target: TargetModel) -> Iterator[torch.Tensor]:
     for layer in target.layers:
-        yield layer.attention.qkv_weight, None
-        yield layer.attention.o_weight, None
-        yield layer.mlp.gate_up_weight, None
-        yield layer.mlp.down_weight, None
-    yield target.reachable_head, torch.float32
+        yield layer.attention.qkv_weight
+        yield layer.attention.o_weight
+        yield layer.mlp.gate_up_weight
+        yield layer.mlp.down_weight
 
 
 def _probe_attention(target: TargetModel) -> Iterator[RowInvariance]:

@@ -10,6 +10,7 @@ from runtime.kernels.attention import attend_new_rows, paged_attention
 from runtime.kernels.embedding import embed
 from runtime.kernels.fused_linear import interleave, residual_linear, scaled_linear
 from runtime.kernels.head import head_argmax, head_logits
+from runtime.kernels.head_rows import head_rows_argmax
 from runtime.kernels.kv_write import write_kv
 from runtime.kernels.linear import linear
 from runtime.kernels.norm import add_rms_norm, head_rms_norm, rms_norm
@@ -35,6 +36,7 @@ __all__ = [
     "head_argmax",
     "head_logits",
     "head_rms_norm",
+    "head_rows_argmax",
     "interleave",
     "linear",
     "paged_attention",

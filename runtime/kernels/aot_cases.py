@@ -16,6 +16,7 @@ from runtime.kernels.cuda import (
     attention_combine,
     fused_linear,
     head,
+    head_rows,
     kv_write,
     linear,
     norm,
@@ -83,7 +84,7 @@ MODELS = (
         num_heads=32,
         num_kv_heads=8,
         head_dim=64,
-        head_rows=(128_256,),
+        head_rows=(248_320, 128_256, 32_768),
     ),
     ModelShapes(
         name="Qwen3-8B",
@@ -92,7 +93,7 @@ MODELS = (
         num_heads=32,
         num_kv_heads=8,
         head_dim=128,
-        head_rows=(151_936,),
+        head_rows=(151_936, 32_768),
     ),
 )
 
@@ -169,8 +170,8 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
         if config.split_k > 1:
             reduce = {"SPLIT_K": config.split_k, "BLOCK": linear.REDUCE_BLOCK}
             yield _case(linear.reduce_parts_kernel, dtype, {**reduce, "HAS_BIAS": model.has_bias})
-    for head_rows in model.head_rows:
-        config = head_config(head_rows, model.hidden_size, element_bytes=element_bytes, arch=arch)
+    for rows in model.head_rows:
+        config = head_config(rows, model.hidden_size, element_bytes=element_bytes, arch=arch)
         yield from _linear_cases(config, dtype, "fp32", has_bias=False)
         for block_m in _block_ms(dtype):
             yield _case(
@@ -182,6 +183,15 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
                 is_hot=dtype != "fp32",
             )
     yield _case(head.head_pick_kernel, "fp32", {"BLOCK": head.PICK_BLOCK})
+    config = head_config(1, model.hidden_size, element_bytes=element_bytes, arch=arch)
+    yield _case(
+        head_rows.head_rows_kernel,
+        dtype,
+        head.head_constants(config, BLOCK_M_CHOICES[0]),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        is_hot=dtype != "fp32",
+    )
 
 
 def _linear_cases(

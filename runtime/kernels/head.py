@@ -3,7 +3,9 @@
 The choice compares (float32 logit, lowest id): ties go to the lowest id in every path, and a NaN
 logit is never chosen. On CUDA the fused argmax forms each logit by the same sums as `head_logits`,
 and head tiles are pinned by K alone, so a head made of a subset of another's rows gives the same
-bits for the ids they share.
+bits for the ids they share. On the CPU every product has COLUMN_TILE columns, because a BLAS
+library may sum in another order for a narrower weight; that a column's bits do not depend on its
+place in the tile is a property of the library, which the tests measure.
 
 Legend: M rows, D width, V head rows (target or draft vocabulary, whichever the weight is of).
 """
@@ -12,8 +14,10 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.linear import linear_twin
-from runtime.kernels.rows import ROW_TILE
+from runtime.kernels.rows import ROW_TILE, pad_rows
+
+COLUMN_TILE = 2048
+"""Head rows of every CPU product; fewer are padded with zeros."""
 
 
 def head_logits(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
@@ -57,8 +61,20 @@ def head_argmax(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> tuple[torch.Tens
 
 
 def head_logits_twin(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
-    """Compute `head_logits` with torch."""
-    return linear_twin(x_MD, weight_VD, out_dtype=torch.float32)
+    """Compute `head_logits` with torch on fixed tiles of ROW_TILE rows and COLUMN_TILE columns."""
+    rows = pad_rows(x_MD).float()
+    num_columns, width = weight_VD.shape
+    out = rows.new_empty((rows.shape[0], num_columns))
+    for start in range(0, num_columns, COLUMN_TILE):
+        tile = weight_VD[start : start + COLUMN_TILE]
+        count = tile.shape[0]
+        if count < COLUMN_TILE:
+            tile = torch.cat((tile, tile.new_zeros((COLUMN_TILE - count, width))))
+        tile_DC = tile.float().t()
+        for first in range(0, rows.shape[0], ROW_TILE):
+            part = torch.mm(rows[first : first + ROW_TILE], tile_DC)
+            out[first : first + ROW_TILE, start : start + count] = part[:, :count]
+    return out[: x_MD.shape[0]]
 
 
 def head_argmax_twin(

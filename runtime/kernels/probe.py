@@ -16,6 +16,7 @@ import torch
 
 from runtime.batch import PreparedBatch
 from runtime.kernels.attention import paged_attention
+from runtime.kernels.head import head_logits
 from runtime.kernels.linear import linear
 from runtime.kernels.rows import ROW_TILE, SEGMENT
 from runtime.kv import KVLayer
@@ -44,26 +45,23 @@ class RowInvariance:
         return self.largest_difference == 0.0
 
 
-def row_invariance_probe(
-    weight_NK: torch.Tensor, *, out_dtype: torch.dtype | None = None
-) -> RowInvariance:
-    """Measure whether this device's `linear` honours the contract for a weight.
+def row_invariance_probe(weight_NK: torch.Tensor, *, is_head: bool = False) -> RowInvariance:
+    """Measure whether this device's `linear` or `head_logits` honours the contract for a weight.
 
     Compares full batches with single rows and with the same rows at other places, on inputs that
     span twelve orders of magnitude. Cheap enough to run once per distinct shape at start-up.
 
     Args:
         weight_NK: [N, K] on the device to probe.
-        out_dtype: as the layer will ask for it.
+        is_head: whether it is multiplied by `head_logits`.
 
     Sync: yes.
     """
+    product = head_logits if is_head else linear
     worst = 0.0
     for num_rows in _CUDA_ROWS if weight_NK.is_cuda else (ROW_TILE,):
         x_MK = _wide_rows(num_rows, weight_NK.shape[1]).to(weight_NK.device, weight_NK.dtype)
-        worst = max(
-            worst, _placement_difference(lambda x: linear(x, weight_NK, out_dtype=out_dtype), x_MK)
-        )
+        worst = max(worst, _placement_difference(lambda x: product(x, weight_NK), x_MK))
     shape = f"{weight_NK.shape[0]} x {weight_NK.shape[1]}"
     return RowInvariance(
         product=f"{_dtype_name(weight_NK.dtype)} product of {shape}", largest_difference=worst

@@ -16,6 +16,7 @@ from runtime.kernels.cuda import (
     attention,
     fused_linear,
     head,
+    head_rows,
     kv_write,
     linear,
     norm,
@@ -47,7 +48,8 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_list_holds_every_kernel() -> None:
     modules = (
-        accept, activation, attention, fused_linear, head, kv_write, linear, norm, rope, stream,
+        accept, activation, attention, fused_linear, head, head_rows, kv_write, linear, norm, rope,
+        stream,
     )  # fmt: skip
     defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     listed = {case.kernel.__name__ for case in aot.kernel_cases(ARCH)}

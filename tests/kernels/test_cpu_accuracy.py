@@ -163,6 +163,18 @@ def test_argmax_never_takes_a_nan() -> None:
     assert ids.tolist() == [0]
 
 
+def test_named_rows_take_the_lowest_id_and_never_a_nan_or_nothing() -> None:
+    weight = torch.zeros(9, 16)
+    weight[4] = float("nan")
+    weight[[2, 6], 0] = 1.0
+    ids = torch.tensor([[6, 2, 6, -1], [4, 0, 8, 4], [-1, -1, -1, -1], [4, -1, -1, 4]])
+    found, logits = kernels.head_rows_argmax(torch.ones(4, 16), weight, ids)
+    assert found.tolist()[:2] == [2, 0]
+    assert logits.tolist() == [1.0, 0.0, float("-inf"), float("-inf")]
+    found, logits = kernels.head_rows_argmax(torch.ones(2, 16), weight, ids[:2, :0])
+    assert (found.shape, logits.tolist()) == ((2,), [float("-inf")] * 2)
+
+
 def test_argmax_agrees_with_the_logits() -> None:
     x = adversarial(20, 576, seed=1, dtype=torch.bfloat16)
     weight = adversarial(500, 576, seed=2, dtype=torch.bfloat16)

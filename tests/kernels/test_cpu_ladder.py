@@ -109,6 +109,25 @@ def test_head_rows(features: int, columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("features", "columns"), [(576, 5000), (2048, 2100), (40, 101)])
+def test_a_reduced_head_has_the_bits_of_the_full_one(
+    features: int, columns: int, dtype: torch.dtype
+) -> None:
+    """The library sums a narrow weight in another order; fixed column tiles do not let it."""
+    x = adversarial(3, features, seed=5, dtype=dtype)
+    weight = adversarial(columns, features, seed=6, dtype=dtype)
+    full = kernels.head_logits(x, weight)
+    generator = torch.Generator().manual_seed(7)
+    for count in (1, 2, 17, 64, 100):
+        kept = torch.randperm(columns, generator=generator)[:count]
+        assert same_bits(kernels.head_logits(x, weight[kept]), full[:, kept])
+        named = kept.expand(3, count)
+        ids, best = kernels.head_rows_argmax(x, weight, named)
+        assert same_bits(best, full[:, kept].amax(dim=1))
+        assert same_bits(full.gather(1, ids[:, None]).squeeze(1), best)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [576, 24, 7])
 def test_norm_rows(width: int, dtype: torch.dtype) -> None:
     x = adversarial(NUM_ROWS, width, seed=1, dtype=dtype)

@@ -35,11 +35,29 @@ def gemm_tile(
     """Sum x @ w.T over k_begin..k_end in steps of BLOCK_K: the one order every product uses."""
     rows = row_start + tl.arange(0, BLOCK_M)
     columns = column_start + tl.arange(0, BLOCK_N)
-    steps = tl.arange(0, BLOCK_K)
     x_rows = x_ptr + rows.to(tl.int64)[:, None] * stride_xm
     w_rows = w_ptr + columns.to(tl.int64)[None, :] * stride_wn
     is_row = (rows < num_rows)[:, None]
     is_column = (columns < num_columns)[None, :]
+    return gemm_steps(
+        x_rows, w_rows, is_row, is_column, k_begin, k_end, BLOCK_M, BLOCK_N, BLOCK_K
+    )  # fmt: skip
+
+
+@triton.jit
+def gemm_steps(
+    x_rows,
+    w_rows,
+    is_row,
+    is_column,
+    k_begin,
+    k_end,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Sum the products of rows [BLOCK_M, 1] and [1, BLOCK_N] that pointers name."""
+    steps = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(k_begin, k_end, BLOCK_K):
         ks = k + steps

@@ -16,6 +16,7 @@ def test_this_machine_honours_the_contract(dtype: torch.dtype) -> None:
     assert found.product == f"{name} product of 960 x 576"
     assert found.is_invariant
     assert found.largest_difference == 0.0
+    assert row_invariance_probe(torch.randn(2100, 576).to(dtype), is_head=True).is_invariant
     heads = attention_invariance_probe(
         num_heads=9, num_kv_heads=3, head_dim=64, dtype=dtype, device=torch.device("cpu")
     )
@@ -24,10 +25,7 @@ def test_this_machine_honours_the_contract(dtype: torch.dtype) -> None:
 
 
 def test_a_product_that_follows_the_row_count_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(
-        x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype | None
-    ) -> torch.Tensor:
-        del out_dtype
+    def broken(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight.t() + (1e-3 if x.shape[0] == 1 else 0.0)
 
     monkeypatch.setattr(probe, "linear", broken)
@@ -37,10 +35,7 @@ def test_a_product_that_follows_the_row_count_is_seen(monkeypatch: pytest.Monkey
 
 
 def test_a_nan_in_one_place_only_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(
-        x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype | None
-    ) -> torch.Tensor:
-        del out_dtype
+    def broken(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight.t() * (float("nan") if x.shape[0] == 1 else 1.0)
 
     monkeypatch.setattr(probe, "linear", broken)
