@@ -304,4 +304,12 @@ CODES: tuple[Code, ...] = (
         "characters (`--keep U+4E00-U+9FFF`)",
         source="llama.cpp issue 25187; the reduced-vocabulary pull request vLLM 59740",
     ),
+    Code(
+        code="SD440",
+        slug="weight-of-no-domain",
+        severity="error",
+        summary="A weight names a domain that was not counted.",
+        why="The map would be cut as if the weight had not been given.",
+        fix="Use one of the domains that the message lists",
+    ),
 )
