@@ -19,11 +19,12 @@ from dataclasses import replace
 
 import torch
 
-from runtime.batch import PreparedBatch
+from runtime.batch import PreparedBatch, RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import MtpModel
 from runtime.spec.draft_choice import choose_drafts
 from runtime.spec.host import on_device
+from runtime.spec.mtp_round import LayeredRound, LayerState
 from runtime.spec.packing import Place, pack_block_tables, pack_places
 from runtime.spec.types import Observation, Proposal, RequestView
 
@@ -44,7 +45,8 @@ class LayeredMtpProposer:
             model: two layers or more.
             kv: one cache layer each, addressed by the requests' block tables.
             kv_block_size: tokens of a KV block.
-            num_slots: requests that may run at once (size of the per-slot state).
+            num_slots: rows of the per-slot state: requests that may run at once, and one for
+                padding where rounds run on the device.
         """
         num_layers = len(model.layers)
         self.num_lookahead_tokens = num_layers
@@ -52,10 +54,17 @@ class LayeredMtpProposer:
         self._kv = tuple(kv)
         self._kv_block_size = kv_block_size
         self._device = model.embedding_VH.device
-        shape = (num_layers, num_slots, model.facts.decoder.hidden_size)
-        self._kept_KSH = torch.zeros(shape, dtype=model.embedding_VH.dtype, device=self._device)
-        self._head_input_SH = torch.zeros_like(self._kept_KSH[0])
-        self._first_positions_S = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
+        state = LayerState.empty(
+            num_layers=num_layers,
+            num_slots=num_slots,
+            hidden_size=model.facts.decoder.hidden_size,
+            like=model.embedding_VH,
+        )
+        self._kept_KSH, self._head_input_SH = state.kept_KSH, state.head_input_SH
+        self._first_positions_S = state.first_positions_S
+        self._round = LayeredRound(
+            model=model, kv=self._kv, state=state, kv_block_size=kv_block_size
+        )
         self._begun: set[int] = set()
         self._started: set[int] = set()
 
@@ -131,6 +140,24 @@ class LayeredMtpProposer:
                 self._model, head_input_NH, [views[b] for b in active], draft_index=index
             )
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+
+        Sync: none.
+        """
+        return self._round.draft(requests, num_drafts)
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Run every layer on every row of a verify; see `RoundDraft`.
+
+        Sync: none.
+        """
+        self._round.observe(requests, states)
+
+    def last_length(self, num_drafts: int) -> int | None:
+        """Return the most known tokens with which the layers' context holds that many drafts."""
+        return self._model.max_positions - num_drafts if num_drafts else None
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""

@@ -32,14 +32,15 @@ BLOCKS = {
 }
 
 
-@pytest.fixture(scope="module", params=[*BLOCKS, "mtp", "eagle", "peagle"])
+@pytest.fixture(scope="module", params=[*BLOCKS, "mtp", "mtp-layers", "eagle", "peagle"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("device")
     if request.param in BLOCKS:
         return make_block_world(folder, BLOCKS[request.param])
     if request.param == "peagle":
         return parallel_world(folder)
-    return last_state_world(folder, request.param, num_layers=1)
+    kind, _, layers = request.param.partition("-")
+    return last_state_world(folder, kind, num_layers=4 if layers else 1)
 
 
 def test_drafts_on_the_device_are_the_eager_ones(world: World) -> None:

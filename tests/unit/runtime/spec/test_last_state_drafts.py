@@ -258,9 +258,6 @@ def test_a_round_on_the_device_drafts_the_same(case: Case) -> None:
     ids = [5, 9, 40, 7, 7, 61, 12]
     proposer, _ = make_proposer(case)
     show(proposer, case, ids, 0, 6)
-    if case.num_layers > 1:
-        assert not isinstance(proposer, DeviceProposer), "several layers run on the eager path"
-        return
     assert isinstance(proposer, DeviceProposer)
     requests = RoundRequests(
         slots_B=torch.tensor([1]),
