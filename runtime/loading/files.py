@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from runtime.loading.shards import Shard
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 _TORCH_NAMES = {
@@ -73,7 +73,7 @@ class WeightFiles:
         """
         self._stack = ExitStack()
         self._device = device
-        self._readers: dict[str, Callable[[], torch.Tensor]] = {}
+        self._readers: dict[str, Callable[[Shard | None], torch.Tensor]] = {}
         self.tensors: dict[str, StoredTensor] = {}
         with ExitStack() as guard:
             guard.callback(self._stack.close)
@@ -94,23 +94,27 @@ class WeightFiles:
         """Close every file."""
         self._stack.close()
 
-    def read(self, key: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a fresh copy of a stored tensor on the device.
+    def read(
+        self, key: str, dtype: torch.dtype | None = None, shard: Shard | None = None
+    ) -> torch.Tensor:
+        """Return a fresh copy of a stored tensor, or of a part of it, on the device.
 
         Args:
             key: a key of `tensors`.
             dtype: converted to; None keeps the stored one.
+            shard: the part; no other byte of the tensor is read from a safetensors file.
 
         Raises:
             DiagnosticError: as on opening; SD817 (NaN or infinity, stored or by the conversion).
         """
         stored = self.tensors[key]
         try:
-            value = self._readers[key]()
+            value = self._readers[key](shard)
         except _READ_ERRORS as error:
             raise DiagnosticError(_unreadable(stored.file, error)) from error
         out = torch.empty(value.shape, dtype=dtype or value.dtype, device=self._device)
         out.copy_(value)
+        out = out if shard is None else _padded(out, shard)
         if out.is_floating_point() and not (is_number := out.isfinite()).all():
             num_wrong = is_number.numel() - int(is_number.sum())
             raise DiagnosticError(_not_finite(stored, num_wrong, out))
@@ -132,7 +136,7 @@ class WeightFiles:
         for key in file.keys():  # noqa: SIM118 - the handle is no mapping
             view = file.get_slice(key)
             self._add(path, key, tuple(view.get_shape()), view.get_dtype())
-            self._readers[key] = partial(file.get_tensor, key)
+            self._readers[key] = _safetensors_reader(file, key)
 
     def _open_pickle(self, path: Path) -> None:
         values: dict[str, torch.Tensor] = torch.load(
@@ -141,7 +145,7 @@ class WeightFiles:
         for key, value in values.items():
             name = _TORCH_NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
             self._add(path, key, tuple(value.shape), name)
-            self._readers[key] = value.detach
+            self._readers[key] = _tensor_reader(value)
 
     def _add(self, path: Path, key: str, shape: tuple[int, ...], dtype: str) -> None:
         if key in self.tensors:
@@ -155,6 +159,37 @@ class WeightFiles:
                 )
             )
         self.tensors[key] = StoredTensor(key=key, file=path, shape=shape, dtype=dtype)
+
+
+def _safetensors_reader(file: Any, key: str) -> Callable[[Shard | None], torch.Tensor]:
+    def read(shard: Shard | None) -> torch.Tensor:
+        if shard is None:
+            value: torch.Tensor = file.get_tensor(key)
+            return value
+        index = slice(shard.start, shard.stop)
+        view = file.get_slice(key)
+        value = view[index] if shard.dim == 0 else view[:, index]
+        return value
+
+    return read
+
+
+def _tensor_reader(value: torch.Tensor) -> Callable[[Shard | None], torch.Tensor]:
+    def read(shard: Shard | None) -> torch.Tensor:
+        if shard is None:
+            return value.detach()
+        return value.detach().narrow(shard.dim, shard.start, shard.stop - shard.start)
+
+    return read
+
+
+def _padded(part: torch.Tensor, shard: Shard) -> torch.Tensor:
+    missing = shard.size - part.shape[shard.dim]
+    if not missing:
+        return part
+    shape = list(part.shape)
+    shape[shard.dim] = missing
+    return torch.cat([part, part.new_zeros(shape)], dim=shard.dim)
 
 
 def _not_finite(stored: StoredTensor, num_wrong: int, value: torch.Tensor) -> Diagnostic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,23 +12,36 @@ from runtime.loading.match import Wanted, match_tensors
 from runtime.loading.reader import TensorReader, refuse_errors
 from runtime.loading.target_keys import target_keys
 from runtime.models import TargetModel, target_shapes
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.contract.manifest import Manifest
+from specctl.contract.manifest import Manifest, Target
+from specctl.contract.stage_split import Stage
 
 _HEAD_SUFFIX = "lm_head.weight"
 
 
 def read_target(
-    manifest: Manifest, manifest_dir: Path, *, device: torch.device, dtype: torch.dtype
+    manifest: Manifest,
+    manifest_dir: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    stage: Stage | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> tuple[TargetModel, tuple[Diagnostic, ...]]:
-    """Return the target and the warnings of its files.
+    """Return the target, or one rank's shard of one stage of it, and the warnings of its files.
+
+    All tensors of the target are matched with its facts on every stage; the bytes of other stages
+    and ranks are not read.
 
     Args:
         manifest: facts, files and keys.
         manifest_dir: directory that relative paths count from.
         device: where the weights go.
         dtype: of every weight.
+        stage: None reads all of the target.
+        ranks: of the stage.
 
     Raises:
         DiagnosticError: SD501, SD503, SD508 (tensors), SD815 (keys), SD816 (tied head), SD101,
@@ -48,12 +62,34 @@ def read_target(
                 source=facts.source,
             )
         )
-        reader = TensorReader(files, keys, dtype=dtype)
-        model = TargetModel.build(facts, reader)
+        roles = _roles_of(stage, facts, keys)
+        reader = TensorReader(files, roles, dtype=dtype, ranks=ranks)
+        model = TargetModel.build(facts, reader, stage=stage, ranks=ranks)
         reader.assert_all_taken()
         if duplicate is not None:
             _refuse_other_head(files, duplicate, facts.embedding.key)
     return model, warnings
+
+
+def _roles_of(stage: Stage | None, facts: Target, keys: Mapping[str, str]) -> dict[str, str]:
+    """Return role -> key of what a stage holds; a tied head on a stage of its own is a role too."""
+    if stage is None:
+        return dict(keys)
+    roles = {
+        role: key
+        for role, key in keys.items()
+        if role.startswith("layers.")
+        and stage.first_layer <= int(role.split(".")[1]) < stage.end_layer
+    }
+    if stage.has_embedding:
+        roles["embedding"] = keys["embedding"]
+    if stage.has_head:
+        roles["norm"] = keys["norm"]
+        if not facts.is_head_tied:
+            roles["head"] = keys["head"]
+        elif not stage.has_embedding:
+            roles["head"] = keys["embedding"]
+    return roles
 
 
 def _stored_tied_head(manifest: Manifest, files: WeightFiles) -> str | None:

@@ -17,7 +17,8 @@ from runtime.models.layers import (
 from runtime.models.mtp import MtpModel
 from runtime.models.peagle import PEagleModel
 from runtime.models.support import last_state_problems
-from runtime.models.target import TargetModel, TargetOutput, target_problems
+from runtime.models.target import StageStates, TargetModel, TargetOutput, target_problems
+from runtime.models.vocabulary import VocabEmbedding, VocabHead, rank_rows
 
 DraftModel = Eagle1Model | Eagle3Model | PEagleModel | MtpModel | BlockModel
 """Any draft that a manifest can load to."""
@@ -32,8 +33,11 @@ __all__ = [
     "Eagle3Model",
     "MtpModel",
     "PEagleModel",
+    "StageStates",
     "TargetModel",
     "TargetOutput",
+    "VocabEmbedding",
+    "VocabHead",
     "block_problems",
     "block_shapes",
     "eagle1_shapes",
@@ -42,6 +46,7 @@ __all__ = [
     "last_state_problems",
     "mtp_shapes",
     "peagle_shapes",
+    "rank_rows",
     "target_problems",
     "target_shapes",
 ]

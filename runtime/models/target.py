@@ -1,25 +1,29 @@
 """The target: dense Llama-family decoders (llama, mistral, qwen2, qwen3) in one module.
 
 The families differ only in facts that the manifest states (biases, q/k norm, window, tied head,
-rotary numbers), so there is one forward.
+rotary numbers), so there is one forward. A model is one stage of a target on one rank; the whole
+target on one device is the stage that holds everything.
 Legend: N rows, M rows picked by the caller, D hidden, V vocab rows, A captured states, T positions.
 *Source:* transformers' `modeling_{llama,mistral,qwen2,qwen3}.py`, which the tests compare against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import embed, embed_stream, head_argmax, head_logits, rms_norm
+from runtime.kernels import enter_stream, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers import DecoderLayer, TensorSource, layer_source, rope_table
 from runtime.models.support import decoder_problems
+from runtime.models.vocabulary import VocabEmbedding, VocabHead
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Target
+from specctl.contract.stage_split import Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,51 +45,94 @@ def target_problems(target: Target) -> list[Diagnostic]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageStates:
+    """What one stage hands to the next.
+
+    Args:
+        residual_ND: the residual stream after the stage's last layer.
+        captured: layer id -> residual stream [N, D] after that layer, of the ids asked for so far;
+            -1 is the embedding output.
+    """
+
+    residual_ND: torch.Tensor
+    captured: Mapping[int, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TargetModel:
-    """Weights of a target and its forward.
+    """Weights of one stage of a target, on one rank, and its forward.
 
     Args:
         facts: manifest section that it was built from.
-        embedding_VD: input embedding.
-        layers: decoder layers in order.
-        norm_D: final norm.
-        head_VD: output head, the embedding itself when tied.
+        first_layer: of the target, the first one here.
+        layers: consecutive decoder layers.
+        embedding: input embedding; None beyond the first stage.
+        norm_D: final norm; None before the last stage.
+        head: output head over the ids that can be chosen, the embedding's rows when tied; None
+            before the last stage.
         cos_sin_TP: fp32 rotary table, one row per position that the model knows.
     """
 
     facts: Target
-    embedding_VD: torch.Tensor
+    first_layer: int
     layers: tuple[DecoderLayer, ...]
-    norm_D: torch.Tensor
-    head_VD: torch.Tensor
+    embedding: VocabEmbedding | None
+    norm_D: torch.Tensor | None
+    head: VocabHead | None
     cos_sin_TP: torch.Tensor
 
     @classmethod
-    def build(cls, facts: Target, take: TensorSource) -> TargetModel:
-        """Build the model from tensors with the roles and shapes of `layers.target_shapes`."""
+    def build(
+        cls,
+        facts: Target,
+        take: TensorSource,
+        *,
+        stage: Stage | None = None,
+        ranks: Ranks = ONE_RANK,
+    ) -> TargetModel:
+        """Build the model from tensors with the roles of `layers.target_shapes`.
+
+        Args:
+            facts: manifest section of the whole target.
+            take: role -> this rank's shard.
+            stage: which part of the target; None: all of it.
+            ranks: who holds the other shards of the stage.
+        """
         decoder = facts.decoder
-        embedding = take("embedding")
-        layers = tuple(
-            DecoderLayer.build(decoder, layer_source(take, index), layer_index=index)
-            for index in range(decoder.num_layers)
+        first, end = (
+            (0, decoder.num_layers) if stage is None else (stage.first_layer, stage.end_layer)
         )
+        layers = tuple(
+            DecoderLayer.build(decoder, layer_source(take, index), layer_index=index, ranks=ranks)
+            for index in range(first, end)
+        )
+        embedding = None
+        if stage is None or stage.has_embedding:
+            embedding = VocabEmbedding(weight_RD=take("embedding"), ranks=ranks)
+        norm, head = None, None
+        if stage is None or stage.has_head:
+            norm = take("norm")
+            is_shared = facts.is_head_tied and embedding is not None
+            rows = embedding.weight_RD if is_shared and embedding is not None else take("head")
+            head = VocabHead(weight_RD=rows, num_ids=num_reachable_ids(facts), ranks=ranks)
         return cls(
             facts=facts,
-            embedding_VD=embedding,
+            first_layer=first,
             layers=layers,
-            norm_D=take("norm"),
-            head_VD=embedding if facts.is_head_tied else take("head"),
+            embedding=embedding,
+            norm_D=norm,
+            head=head,
             cos_sin_TP=rope_table(
                 decoder.rope,
                 head_dim=decoder.head_dim,
                 num_positions=decoder.max_position_embeddings,
-                device=embedding.device,
+                device=layers[0].input_norm.device,
             ),
         )
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers, each with one cache layer."""
+        """Decoder layers here, each with one cache layer."""
         return len(self.layers)
 
     @property
@@ -96,12 +143,12 @@ class TargetModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.embedding_VD.device
+        return self.layers[0].input_norm.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and cache."""
-        return self.embedding_VD.dtype
+        return self.layers[0].input_norm.dtype
 
     @property
     def max_positions(self) -> int:
@@ -109,14 +156,25 @@ class TargetModel:
         return self.cos_sin_TP.shape[0]
 
     @property
+    def embedding_VD(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the input embedding that this rank holds; only on the first stage."""
+        assert self.embedding is not None, f"no embedding on the stage of layer {self.first_layer}"
+        return self.embedding.weight_RD
+
+    @property
+    def head_VD(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the head that this rank holds; only on the last stage."""
+        return self._last_head.weight_RD
+
+    @property
     def num_reachable_ids(self) -> int:
-        """Target ids that can be chosen: rows beyond the tokenizer are padding of the matrix."""
-        size = self.facts.tokenizer_size
-        return self.facts.vocab_size if size is None else min(size, self.facts.vocab_size)
+        """Target ids that can be chosen."""
+        return num_reachable_ids(self.facts)
 
     def embed(self, ids_target_N: torch.Tensor) -> torch.Tensor:
-        """Return embedding rows [N, D] of target ids."""
-        return embed(ids_target_N, self.embedding_VD)
+        """Return embedding rows [N, D] of target ids; only on the first stage."""
+        assert self.embedding is not None, f"no embedding on the stage of layer {self.first_layer}"
+        return self.embedding.rows(ids_target_N)
 
     def forward(
         self,
@@ -124,7 +182,7 @@ class TargetModel:
         kv: Sequence[KVLayer],
         aux_layer_ids: tuple[int, ...] = (),
     ) -> TargetOutput:
-        """Run all layers on the rows of `batch`, writing their keys and values.
+        """Run a whole target on the rows of `batch`, writing their keys and values.
 
         Args:
             batch: rows, positions, slots and block tables; ids are target ids.
@@ -137,34 +195,73 @@ class TargetModel:
 
         Exactness: every row's numbers depend on that row, its position and its keys alone.
         """
-        norms = (*(layer.input_norm for layer in self.layers), self.norm_D)
-        stream = embed_stream(batch.ids_target_N, self.embedding_VD, norms[0])
-        residuals = {-1: stream.residual_MD}
+        return self.finish(self.run_stage(batch, kv, aux_layer_ids), aux_layer_ids)
+
+    def run_stage(
+        self,
+        batch: PreparedBatch,
+        kv: Sequence[KVLayer],
+        aux_layer_ids: tuple[int, ...] = (),
+        states: StageStates | None = None,
+    ) -> StageStates:
+        """Run this stage's layers.
+
+        Args:
+            batch: as in `forward`, the same on every stage.
+            kv: as in `forward`.
+            aux_layer_ids: as in `forward`; those of this stage are captured.
+            states: what the stage before handed over; None on the first stage.
+
+        Exactness: a hand-off moves no bit: the stream enters with the squares that the product
+        before it would have written.
+        """
+        last_norm = self.layers[-1].input_norm if self.norm_D is None else self.norm_D
+        norms = (*(layer.input_norm for layer in self.layers), last_norm)
+        if states is None:
+            assert self.embedding is not None, "the first stage embeds"
+            stream = self.embedding.stream(batch.ids_target_N, norms[0])
+            captured = {-1: stream.residual_MD} if -1 in aux_layer_ids else {}
+        else:
+            stream = enter_stream(states.residual_ND, norms[0])
+            captured = dict(states.captured)
         layers = zip(self.layers, kv, norms[1:], strict=True)
-        for index, (layer, cache, next_norm) in enumerate(layers):
+        for index, (layer, cache, next_norm) in enumerate(layers, start=self.first_layer):
             stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
             if index in aux_layer_ids:
-                residuals[index] = stream.residual_MD
-        hidden = rms_norm(stream.residual_MD, self.norm_D, self.facts.decoder.rms_norm_eps)
+                captured[index] = stream.residual_MD
+        return StageStates(residual_ND=stream.residual_MD, captured=captured)
+
+    def finish(self, states: StageStates, aux_layer_ids: tuple[int, ...] = ()) -> TargetOutput:
+        """Return the output of a forward from the last stage's states."""
+        assert self.norm_D is not None, f"no final norm on the stage of layer {self.first_layer}"
+        captured = [states.captured[index] for index in aux_layer_ids]
         return TargetOutput(
-            hidden_ND=hidden,
-            aux_hidden_NA=(
-                torch.cat([residuals[i] for i in aux_layer_ids], dim=1) if aux_layer_ids else None
-            ),
+            hidden_ND=rms_norm(states.residual_ND, self.norm_D, self.facts.decoder.rms_norm_eps),
+            aux_hidden_NA=torch.cat(captured, dim=1) if captured else None,
         )
 
     def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, V] over target ids; ids that cannot be chosen are -inf."""
-        logits = head_logits(hidden_MD, self.reachable_head)
+        logits = self._last_head.logits(hidden_MD)
         padding = self.facts.vocab_size - self.num_reachable_ids
         return torch.nn.functional.pad(logits, (0, padding), value=float("-inf"))
 
     def greedy_ids(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the argmax of `logits`, lowest id on a tie, same bits."""
-        ids, _ = head_argmax(hidden_MD, self.reachable_head)
-        return ids
+        return self._last_head.argmax(hidden_MD)
 
     @property
     def reachable_head(self) -> torch.Tensor:
-        """Rows [num_reachable_ids, D] of the head: `logits` and `greedy_ids` multiply these."""
-        return self.head_VD[: self.num_reachable_ids]
+        """Rows of this rank's head that `logits` and `greedy_ids` multiply."""
+        return self._last_head.reachable_rows
+
+    @property
+    def _last_head(self) -> VocabHead:
+        assert self.head is not None, f"no head on the stage of layer {self.first_layer}"
+        return self.head
+
+
+def num_reachable_ids(target: Target) -> int:
+    """Return how many target ids can be chosen: rows beyond the tokenizer pad the matrix."""
+    size = target.tokenizer_size
+    return target.vocab_size if size is None else min(size, target.vocab_size)

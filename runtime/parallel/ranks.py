@@ -46,6 +46,9 @@ class OneRank:
         return x[None]
 
 
+ONE_RANK = OneRank()
+
+
 class DistributedRanks:
     """Ranks that are processes of one torch.distributed group."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from runtime.models.layers.attention import Attention
 from runtime.models.layers.decoder_layer import DecoderLayer, enter_norm
 from runtime.models.layers.mlp import MLP
+from runtime.models.layers.ranked import SPLIT_COLUMNS, SPLIT_ROWS
 from runtime.models.layers.roles import (
     Shapes,
     TensorSource,
@@ -20,6 +21,8 @@ from runtime.models.layers.rope import rope_problems, rope_table
 
 __all__ = [
     "MLP",
+    "SPLIT_COLUMNS",
+    "SPLIT_ROWS",
     "Attention",
     "DecoderLayer",
     "Shapes",

@@ -12,17 +12,20 @@ from runtime.kernels import (
     attend_new_rows,
     head_rms_norm,
     linear,
-    residual_linear,
     scaled_linear,
 )
 from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.layers.ranked import add_to_stream
 from runtime.models.layers.roles import TensorSource
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Decoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Attention:
     """Weights and constants of one attention; N rows, H heads, G kv heads, P head dim, D hidden.
+
+    Heads are those of this rank; every rank has as many.
 
     Args:
         qkv_weight: [(H + 2 G) P, K], rows of q, then k, then v; K is D (2 D in EAGLE-3's first).
@@ -33,6 +36,7 @@ class Attention:
         k_norm: [P] or None.
         rms_norm_eps: of the q/k norms.
         window: newest positions that a row sees, its own included; None sees all.
+        ranks: who holds the other heads.
     """
 
     qkv_weight: torch.Tensor
@@ -46,10 +50,20 @@ class Attention:
     head_dim: int
     rms_norm_eps: float
     window: int | None
+    ranks: Ranks = ONE_RANK
 
     @classmethod
-    def build(cls, decoder: Decoder, take: TensorSource, *, layer_index: int) -> Attention:
-        """Take the tensors of one layer and fuse q, k and v."""
+    def build(
+        cls, decoder: Decoder, take: TensorSource, *, layer_index: int, ranks: Ranks = ONE_RANK
+    ) -> Attention:
+        """Take the tensors of one layer and fuse q, k and v.
+
+        Args:
+            decoder: facts of the whole stack.
+            take: role -> this rank's shard.
+            layer_index: which layer of the stack.
+            ranks: who holds the other heads.
+        """
         names = ("q_proj", "k_proj", "v_proj")
         is_sliding = decoder.layer_types[layer_index] == "sliding_attention"
         has_norm = decoder.has_qk_norm
@@ -64,11 +78,12 @@ class Attention:
             o_bias=take("o_proj.bias") if decoder.has_o_bias else None,
             q_norm=take("q_norm") if has_norm else None,
             k_norm=take("k_norm") if has_norm else None,
-            num_heads=decoder.num_attention_heads,
-            num_kv_heads=decoder.num_kv_heads,
+            num_heads=decoder.num_attention_heads // ranks.size,
+            num_kv_heads=decoder.num_kv_heads // ranks.size,
             head_dim=decoder.head_dim,
             rms_norm_eps=decoder.rms_norm_eps,
             window=decoder.sliding_window if is_sliding else None,
+            ranks=ranks,
         )
 
     @property
@@ -128,7 +143,8 @@ class Attention:
         next_norm_D: torch.Tensor,
     ) -> Stream:
         """Attend with projected rows [N, (H + 2 G) P] and add the result to `residual_ND`."""
-        return residual_linear(
+        return add_to_stream(
+            self.ranks,
             self._mix(qkv_NQ, batch, cache, cos_sin_TP),
             self.o_weight,
             self.o_bias,

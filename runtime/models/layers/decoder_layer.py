@@ -18,6 +18,7 @@ from runtime.kv import KVLayer
 from runtime.models.layers.attention import Attention
 from runtime.models.layers.mlp import MLP
 from runtime.models.layers.roles import TensorSource
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Decoder
 
 
@@ -48,13 +49,22 @@ class DecoderLayer:
     rms_norm_eps: float
 
     @classmethod
-    def build(cls, decoder: Decoder, take: TensorSource, *, layer_index: int) -> DecoderLayer:
-        """Take the tensors of layer `layer_index`; `take` knows roles without the layer prefix."""
+    def build(
+        cls, decoder: Decoder, take: TensorSource, *, layer_index: int, ranks: Ranks = ONE_RANK
+    ) -> DecoderLayer:
+        """Take the tensors of layer `layer_index`; `take` knows roles without the layer prefix.
+
+        Args:
+            decoder: facts of the whole stack.
+            take: role -> this rank's shard.
+            layer_index: which layer of the stack.
+            ranks: who holds the other shards.
+        """
         return cls(
             input_norm=take("input_norm"),
-            attention=Attention.build(decoder, take, layer_index=layer_index),
+            attention=Attention.build(decoder, take, layer_index=layer_index, ranks=ranks),
             post_attention_norm=take("post_attention_norm"),
-            mlp=MLP.build(decoder, take),
+            mlp=MLP.build(decoder, take, ranks=ranks),
             rms_norm_eps=decoder.rms_norm_eps,
         )
 

@@ -6,29 +6,33 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels import Stream, interleave, linear, residual_linear, scaled_linear, silu_and_mul
+from runtime.kernels import Stream, interleave, linear, scaled_linear, silu_and_mul
+from runtime.models.layers.ranked import add_to_stream
 from runtime.models.layers.roles import TensorSource
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Decoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MLP:
-    """Weights of a gated MLP; D hidden size, I intermediate size.
+    """Weights of a gated MLP; D hidden size, I intermediate size of this rank.
 
     Args:
         gate_up_weight: [2 I, D], gate and up rows alternate (`interleave`).
         gate_up_bias: [2 I] in the same order, or None.
         down_weight: [D, I].
         down_bias: [D] or None.
+        ranks: who holds the other intermediate features.
     """
 
     gate_up_weight: torch.Tensor
     gate_up_bias: torch.Tensor | None
     down_weight: torch.Tensor
     down_bias: torch.Tensor | None
+    ranks: Ranks = ONE_RANK
 
     @classmethod
-    def build(cls, decoder: Decoder, take: TensorSource) -> MLP:
+    def build(cls, decoder: Decoder, take: TensorSource, *, ranks: Ranks = ONE_RANK) -> MLP:
         """Take the tensors of one layer and fuse gate and up."""
         has_bias = decoder.has_mlp_bias
         return cls(
@@ -38,6 +42,7 @@ class MLP:
             ),
             down_weight=take("down_proj.weight"),
             down_bias=take("down_proj.bias") if has_bias else None,
+            ranks=ranks,
         )
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
@@ -57,7 +62,8 @@ class MLP:
         gated = scaled_linear(
             stream, self.gate_up_weight, self.gate_up_bias, eps=eps, is_gated=True
         )
-        return residual_linear(
+        return add_to_stream(
+            self.ranks,
             gated,
             self.down_weight,
             self.down_bias,

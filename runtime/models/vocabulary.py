@@ -1,0 +1,106 @@
+"""Embedding and head over a target vocabulary, whole or split over the ranks of a stage by rows.
+
+Every rank holds the same number of rows, `rank_rows(V, size)`; the last ones are padded with zeros
+that no id reaches. One rank is the whole matrix, and nothing is exchanged.
+
+Legend: N rows, D width, V ids, R rows of this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from runtime.kernels import embed, embed_stream, enter_stream, head_argmax, head_logits
+from runtime.kernels.stream import Stream
+from runtime.parallel.ranks import Ranks, choose_highest, gather_columns
+
+_NO_ID = torch.iinfo(torch.int64).max
+
+
+def rank_rows(num_ids: int, num_ranks: int) -> int:
+    """Return the rows of a vocabulary that each rank holds, padding included."""
+    return -(-num_ids // num_ranks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class VocabEmbedding:
+    """Input embedding rows.
+
+    Args:
+        weight_RD: rows `ranks.rank * R` and on.
+        ranks: who holds the others.
+    """
+
+    weight_RD: torch.Tensor
+    ranks: Ranks
+
+    def rows(self, ids_N: torch.Tensor) -> torch.Tensor:
+        """Return [N, D]: the rows of ids, bit for bit those of the whole matrix."""
+        if self.ranks.size == 1:
+            return embed(ids_N, self.weight_RD)
+        num_rows = self.weight_RD.shape[0]
+        owners_N = ids_N // num_rows
+        # Ids of other ranks read some row of this one; it is not looked at.
+        found = self.ranks.gather(embed(ids_N % num_rows, self.weight_RD))
+        return found[owners_N, torch.arange(ids_N.shape[0], device=ids_N.device)]
+
+    def stream(self, ids_N: torch.Tensor, norm_D: torch.Tensor) -> Stream:
+        """Return the residual stream of ids at the norm whose weight is `norm_D`."""
+        if self.ranks.size == 1:
+            return embed_stream(ids_N, self.weight_RD, norm_D)
+        return enter_stream(self.rows(ids_N), norm_D)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class VocabHead:
+    """Output head rows; logits exist for the first `num_ids` ids, the others cannot be chosen.
+
+    Args:
+        weight_RD: rows `ranks.rank * R` and on.
+        num_ids: ids that can be chosen, over all ranks.
+        ranks: who holds the other rows.
+    """
+
+    weight_RD: torch.Tensor
+    num_ids: int
+    ranks: Ranks
+
+    @property
+    def first_id(self) -> int:
+        """Id of this rank's first row."""
+        return self.ranks.rank * self.weight_RD.shape[0]
+
+    @property
+    def reachable_rows(self) -> torch.Tensor:
+        """Rows of this rank whose ids can be chosen: what products multiply."""
+        return self.weight_RD[: max(0, self.num_ids - self.first_id)]
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Return fp32 [N, num_ids] over all ranks."""
+        rows = self.reachable_rows
+        if self.ranks.size == 1:
+            return head_logits(hidden_ND, rows)
+        missing = self.weight_RD.shape[0] - rows.shape[0]
+        local = torch.nn.functional.pad(_logits(hidden_ND, rows), (0, missing))
+        return gather_columns(self.ranks, local)[:, : self.num_ids]
+
+    def argmax(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Return int64 [N]: the id with the highest logit, the lowest among equals."""
+        rows = self.reachable_rows
+        if self.ranks.size == 1:
+            return head_argmax(hidden_ND, rows)[0]
+        if rows.shape[0]:
+            ids, values = head_argmax(hidden_ND, rows)
+            ids = ids + self.first_id
+        else:
+            ids = torch.full_like(hidden_ND[:, 0], 0, dtype=torch.int64) + _NO_ID
+            values = hidden_ND.new_full((hidden_ND.shape[0],), float("-inf"), dtype=torch.float32)
+        return choose_highest(self.ranks, values, ids)
+
+
+def _logits(hidden_ND: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    if rows.shape[0]:
+        return head_logits(hidden_ND, rows)
+    return hidden_ND.new_empty((hidden_ND.shape[0], 0), dtype=torch.float32)
