@@ -83,6 +83,11 @@ class PEagleModel:
         return self.eagle3.draft_to_target_R
 
     @property
+    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Output head over draft ids."""
+        return self.eagle3.head_RH
+
+    @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
         """Cache needs, one per layer."""
         return self.eagle3.kv_specs

@@ -3,56 +3,32 @@
 A script knows the continuation of each prompt (the target's own answer, from a run without drafts)
 and proposes it, changed where the script says so: at a per-position rate, so that a wanted accept
 length can be served, or at one fixed draft per round, so that a test can force every count.
-Verbatim drafts per round are possible as well.
+`OracleProposer` works on the host and is the readable twin of `DeviceOracleProposer`, which serves
+rounds without host reads; verbatim drafts per round are for the host only.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
-from runtime.spec.host import pad_proposal
-from runtime.spec.noise import DrawKind, NoiseKey, noise_words, uniform
+from runtime.batch import RoundRequests, RoundStates
+from runtime.spec.host import on_device, pad_proposal
+from runtime.spec.noise import DrawKind, noise_words, uniform
+from runtime.spec.script_table import (
+    OracleScript,
+    Room,
+    ScriptKey,
+    ScriptTable,
+    draw_key,
+    find,
+    other_id,
+    prompt_of,
+)
 from runtime.spec.types import Observation, Proposal, RequestView
 
-# A script finds a request by its prompt, or by its id where two requests share a prompt.
-ScriptKey = tuple[int, ...] | str
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OracleScript:
-    """What to propose; target ids throughout.
-
-    Args:
-        continuations: prompt ids (or request id) -> the output that the target makes of it.
-            Drafts are its next tokens; none are proposed beyond its end.
-        corruption_rates: probability that draft j of a round is changed to another id; the last
-            entry serves all later drafts, empty changes none. The draw is a function of `seed`, the
-            prompt, the draft's absolute position and its index.
-        accept_counts: if not empty, round r of a request has exactly its draft with index
-            `accept_counts[r % len]` changed (none when there is no such draft).
-        rounds: prompt ids (or request id) -> drafts of round 0, 1, ... verbatim, instead of a
-            continuation; no drafts once they are used up. Only rounds that got drafts count, so
-            none of these may be empty.
-        seed: of the corruption draws.
-    """
-
-    continuations: Mapping[ScriptKey, tuple[int, ...]] = field(default_factory=dict)
-    corruption_rates: tuple[float, ...] = ()
-    accept_counts: tuple[int, ...] = ()
-    rounds: Mapping[ScriptKey, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    seed: int = 0
-
-
-def other_id(id_target: int) -> int:
-    """Return an id that differs and exists in every vocabulary of two or more."""
-    return id_target - 1 if id_target > 0 else 1
+__all__ = ["DeviceOracleProposer", "OracleProposer", "OracleScript", "ScriptKey", "other_id"]
 
 
 class OracleProposer:
@@ -93,16 +69,11 @@ class OracleProposer:
     def _drafts(self, view: RequestView) -> list[int]:
         """Return the drafts of the request's next round."""
         done = self._rounds_done.get(view.slot, 0)
-        prompt = tuple(view.ids_target[: view.num_prompt_tokens])
-        rounds = _find(self._script.rounds, view, prompt)
+        rounds = find(self._script.rounds, view)
         if rounds is not None:
             return list(rounds[done][: view.num_drafts]) if done < len(rounds) else []
-        continuation = _find(self._script.continuations, view, prompt)
-        if continuation is None:
-            return []
-        num_output = len(view.ids_target) - view.num_prompt_tokens
-        drafts = list(continuation[num_output : num_output + view.num_drafts])
-        is_changed = self._changes(len(view.ids_target), len(drafts), prompt, done)
+        drafts = remaining(self._script, view)
+        is_changed = self._changes(len(view.ids_target), len(drafts), prompt_of(view), done)
         return [
             other_id(draft) if changed else draft
             for draft, changed in zip(drafts, is_changed, strict=True)
@@ -118,18 +89,86 @@ class OracleProposer:
             return [j == wrong for j in range(num_drafts)]
         if not script.corruption_rates or num_drafts == 0:
             return [False] * num_drafts
-        prompt_digest = zlib.crc32(repr(prompt).encode("ascii"))
-        keys = [
-            NoiseKey(seed=script.seed, choice_index=prompt_digest, position=first_position + j)
-            for j in range(num_drafts)
-        ]
+        keys = [draw_key(script, prompt, first_position + j) for j in range(num_drafts)]
         lanes = torch.arange(num_drafts, dtype=torch.int64)
         draws = uniform(noise_words(keys, lanes, kind=DrawKind.ORACLE).diagonal()).tolist()
         rates = script.corruption_rates
         return [draw < rates[min(j, len(rates) - 1)] for j, draw in enumerate(draws)]
 
 
-def _find(table: Mapping[ScriptKey, _T], view: RequestView, prompt: tuple[int, ...]) -> _T | None:
-    """Look a request up by its id, then by its prompt."""
-    found = table.get(view.request_id)
-    return table.get(prompt) if found is None else found
+class DeviceOracleProposer:
+    """The same drafts made on the device, from a table of what the script says."""
+
+    name = "oracle"
+    aux_layer_ids: tuple[int, ...] = ()
+    needs_final_hidden = False
+    num_lookahead_tokens = 0
+
+    def __init__(self, script: OracleScript, room: Room, *, device: torch.device) -> None:
+        """Follow a script without verbatim rounds."""
+        self._script = script
+        self._device = device
+        self._table = ScriptTable(script, room, device=device)
+
+    def max_drafts(self, view: RequestView) -> int:
+        """Return how many tokens the script has left for the request, at most the wish."""
+        return len(remaining(self._script, view))
+
+    def propose(self, views: Sequence[RequestView]) -> Proposal:
+        """Return each request's scripted drafts; a round counts when there are some.
+
+        Sync: none.
+        """
+        num_drafts = tuple(self.max_drafts(view) for view in views)
+        depth = max(num_drafts, default=0)
+        ids_target_BG = torch.zeros((len(views), depth), dtype=torch.int64, device=self._device)
+        active = [b for b, count in enumerate(num_drafts) if count]
+        if not active:
+            return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+        self._table.load([views[b] for b in active])
+        counts_B = on_device([num_drafts[b] for b in active], device=self._device)
+        drafts_BG = self._table.drafts(
+            on_device([views[b].slot for b in active], device=self._device),
+            on_device([len(views[b].ids_target) - 1 for b in active], device=self._device),
+            None,
+            depth,
+        )
+        is_draft_BG = torch.arange(depth, device=self._device) < counts_B[:, None]
+        ids_target_BG[on_device(active, device=self._device)] = drafts_BG * is_draft_BG
+        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+
+    def observe(self, observation: Observation) -> None:
+        """Write down what the script says about new requests.
+
+        Sync: none.
+        """
+        self._table.load(observation.views)
+
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+
+        Sync: none.
+        """
+        if num_drafts == 0:
+            return requests.slots_B.new_zeros((requests.slots_B.shape[0], 0))
+        return self._table.drafts(requests.slots_B, requests.lengths_B, None, num_drafts)
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Nothing to learn."""
+
+    def last_length(self, num_drafts: int) -> int | None:
+        """Return None: a round beyond the end of a continuation proposes wrong ids."""
+        return None
+
+    def release(self, slot: int) -> None:
+        """Forget the request in `slot`."""
+        self._table.release(slot)
+
+
+def remaining(script: OracleScript, view: RequestView) -> tuple[int, ...]:
+    """Return the next tokens of the request's continuation, as many as are wanted at most."""
+    continuation = find(script.continuations, view)
+    if continuation is None:
+        return ()
+    num_output = len(view.ids_target) - view.num_prompt_tokens
+    return continuation[num_output : num_output + view.num_drafts]
