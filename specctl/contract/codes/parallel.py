@@ -35,4 +35,34 @@ CODES: tuple[Code, ...] = (
         ),
         fix="Choose a `--tp` from the manifest's `parallel.tensor_parallel_sizes`",
     ),
+    Code(
+        code="SD853",
+        slug="stage-message-unknown",
+        severity="error",
+        summary="A pipeline stage received numbers that are no message of its version.",
+        why=(
+            "Two stages that disagree on a width would wait for each other until a watchdog ends "
+            "both, minutes later; every message states its widths first, so it is known at once."
+        ),
+        fix="Start every stage from the same version, manifest and command line",
+    ),
+    Code(
+        code="SD854",
+        slug="stage-out-of-step",
+        severity="error",
+        summary="A pipeline stage stands at another position of a request than the last stage.",
+        why=(
+            "A stage that counts a rejected draft as computed attends to keys of tokens that were "
+            "never committed: the text drifts from then on, and nothing fails."
+        ),
+        fix="Report it with the log of every stage: it is a defect of the runtime",
+    ),
+    Code(
+        code="SD855",
+        slug="stage-lost",
+        severity="error",
+        summary="A neighbouring pipeline stage is gone, or silent beyond the time limit.",
+        why="Requests in flight lost part of their KV with that stage; waiting brings none back.",
+        fix="Look into that stage's log, then start all stages again",
+    ),
 )
