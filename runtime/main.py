@@ -58,6 +58,8 @@ class EngineOptions:
     kv_memory_fraction: float | None = None
     enable_prefix_cache: bool | None = None
     graphs: str | None = None
+    dynamic_rows: int | None = None
+    dynamic_rank: int | None = None
 
     def to_overrides(self) -> Overrides:
         """Return them as the runtime takes them."""
@@ -76,6 +78,8 @@ class EngineOptions:
             kv_memory_fraction=self.kv_memory_fraction,
             enable_prefix_cache=self.enable_prefix_cache,
             graphs=self.graphs,
+            dynamic_rows=self.dynamic_rows,
+            dynamic_rank=self.dynamic_rank,
         )
 
 

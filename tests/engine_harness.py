@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.engine.engine import Engine
+from runtime.engine.llm import dynamic_row_settings
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.text import load_tokenizer
 from runtime.kv import KVLayer, KVPool
@@ -153,6 +154,7 @@ def make_rig(
             kv=draft_kv,
             kv_block_size=config.kv_block_size,
             num_slots=config.max_num_requests,
+            dynamic_rows=dynamic_row_settings(models, config),
         ),
         script=script,
         max_ngram=config.max_ngram,

@@ -9,6 +9,7 @@ norm weight is part of fc, because its head reads the raw output.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from specctl.ops.emit_manifest import emit_manifest
 from tests.engine_harness import World
 from tests.tiny import Sizes, Weights, save_shards, write_json, write_tiny_target
-from tests.tiny_manifest import load_tiny
+from tests.tiny_manifest import CPU, load_tiny
 
 Kind = Literal["mtp", "eagle"]
 LAYER_GAIN = 0.15
@@ -91,15 +92,40 @@ def write_eagle1(
     return directory
 
 
-def last_state_world(directory: Path, kind: Kind, *, num_layers: int = 1) -> World:
-    """Write and load a target and an agreeing draft, through `specctl manifest`."""
+def last_state_world(
+    directory: Path,
+    kind: Kind,
+    *,
+    num_layers: int = 1,
+    token_map: Sequence[int] | None = None,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> World:
+    """Write and load a target and an agreeing draft, through `specctl manifest`.
+
+    Args:
+        token_map: target ids that the draft may propose; None: all.
+    """
     from runtime.engine.text import load_tokenizer
 
     target = write_tiny_target(directory / "target", num_layers=2, layer_gain=LAYER_GAIN)
     write = write_mtp if kind == "mtp" else write_eagle1
     draft = write(directory / "draft", target, num_layers=num_layers, is_agreeing=True)
-    manifest = emit_manifest(str(target), str(draft), num_speculative_tokens=3)
-    return World(manifest=manifest, models=load_tiny(manifest), tokenizer=load_tokenizer(target))
+    path = None
+    if token_map is not None:
+        path = directory / "token_map.json"
+        path.write_text(json.dumps(list(token_map)), encoding="utf-8")
+    manifest = emit_manifest(
+        str(target),
+        str(draft),
+        num_speculative_tokens=3,
+        token_map=None if path is None else str(path),
+    )
+    return World(
+        manifest=manifest,
+        models=load_tiny(manifest, device=device, dtype=dtype),
+        tokenizer=load_tokenizer(target),
+    )
 
 
 def _layer(weights: Weights, prefix: str, target: dict[str, int], *, is_agreeing: bool) -> None:

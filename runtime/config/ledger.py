@@ -20,6 +20,8 @@ _LOWEST = {
     "max_model_len": 2,
     "num_speculative_tokens": 0,
     "max_ngram": 1,
+    "dynamic_rows": 0,
+    "dynamic_rank": 0,
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from runtime.config.devices import settle_device, settle_dtype
 from runtime.config.ledger import Ledger
 from runtime.config.memory import affordable_blocks, memory_budget, settle_lengths
+from runtime.config.reduced_head import settle_dynamic_rows
 from runtime.config.speculation import check_draft_context, settle_draft_width, settle_proposer
 from runtime.config.values import (
     DEFAULT_BATCHED_TOKENS,
@@ -66,6 +67,7 @@ def resolve_config(
         num_affordable_blocks=num_affordable_blocks,
     )
     graphs = _settle_graphs(ledger)
+    dynamic_rows, dynamic_rank = settle_dynamic_rows(ledger, manifest, proposer)
     ledger.raise_errors()
     check_draft_context(ledger, manifest, proposer, max_model_len)
     target, buckets = manifest.target, manifest.graphs.batch_buckets
@@ -86,6 +88,8 @@ def resolve_config(
         batch_buckets=ledger.pick("batch_buckets", buckets, origin="manifest"),
         enable_prefix_cache=ledger.pick("enable_prefix_cache", True),
         graphs=graphs,
+        dynamic_rows=dynamic_rows,
+        dynamic_rank=dynamic_rank,
         target_vocab_size=ledger.note("target_vocab_size", target.vocab_size, "manifest"),
         eos_ids_target=ledger.note("eos_ids_target", target.eos_token_ids, "manifest"),
         origins=ledger.origins,

@@ -76,6 +76,8 @@ class Overrides:
     batch_buckets: tuple[int, ...] | None = None
     enable_prefix_cache: bool | None = None
     graphs: str | None = None
+    dynamic_rows: int | None = None
+    dynamic_rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +102,10 @@ class RuntimeConfig:
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
         graphs: `auto` captures whole greedy rounds as CUDA graphs where device and proposer allow
             it, `off` runs every round kernel by kernel; the tokens are the same.
+        dynamic_rows: ids outside a token map that each request's own text brings back into the
+            draft's choice, the newest so many; greedy drafts of a head shared with the target only.
+        dynamic_rank: dimensions of the projection of the head that brings back further ids; 0: none
+            are.
         target_vocab_size: rows of the target's embedding.
         eos_ids_target: target ids that end a request.
         origins: field -> where its value comes from.
@@ -126,3 +132,5 @@ class RuntimeConfig:
     eos_ids_target: tuple[int, ...]
     origins: Mapping[str, ConfigOrigin]
     diagnostics: tuple[Diagnostic, ...]
+    dynamic_rows: int = 0
+    dynamic_rank: int = 0

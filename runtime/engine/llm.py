@@ -17,6 +17,7 @@ from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usa
 from runtime.engine.text import load_tokenizer
 from runtime.kv import KVPool
 from runtime.loading import LoadedModels, load_models
+from runtime.spec.dynamic_rows import DynamicRowSettings
 from runtime.spec.factory import DraftParts, make_proposer
 from runtime.spec.oracle import OracleScript
 from specctl.contract.codec import load_manifest, resolve_source
@@ -87,6 +88,7 @@ def build_engine(
             kv=pool.layers[len(target_specs) :],
             kv_block_size=config.kv_block_size,
             num_slots=config.max_num_requests + 1,  # the last one for padding
+            dynamic_rows=dynamic_row_settings(models, config),
         )
     target_kv = pool.layers[: len(target_specs)]
     proposer = make_proposer(
@@ -105,6 +107,17 @@ def build_engine(
         rounds=make_device_rounds(
             models.target, target_kv, proposer, config, make_runner=make_runner
         ),
+    )
+
+
+def dynamic_row_settings(models: LoadedModels, config: RuntimeConfig) -> DynamicRowSettings | None:
+    """Return which rows may join the draft's reduced head; None: none may."""
+    if not config.dynamic_rows and not config.dynamic_rank:
+        return None
+    return DynamicRowSettings(
+        full_head_VH=models.target.reachable_head,
+        num_rows=config.dynamic_rows,
+        rank=config.dynamic_rank,
     )
 
 

@@ -177,15 +177,18 @@ class _Shared:
         return self._from_target_files(self.target_facts.embedding)
 
     def head(self, origin: Literal["own", "target"], ids_target_R: torch.Tensor) -> torch.Tensor:
-        """Return [R, H]; rows of a full head are picked in draft-id order."""
+        """Return [R, H]; the rows of a full head that a map names are copied, in draft-id order."""
         if origin == "own":
             head = self.files.read(self.facts.tensors["head"].key, self.dtype)
         elif self.target is not None:
             head = self.target.head_VD
         else:
             head = self._from_target_files(self.target_facts.head)
-        if head.shape[0] == ids_target_R.numel():
+        count = ids_target_R.numel()
+        if head.shape[0] == count:
             return head
+        if torch.equal(ids_target_R, torch.arange(count)):
+            return head[:count]
         return head[ids_target_R.to(head.device)]
 
     def _from_target_files(self, ref: TensorRef) -> torch.Tensor:

@@ -23,6 +23,9 @@ def read_draft_to_target(
 ) -> torch.Tensor:
     """Return int64 [R] on the CPU: the target id of each draft id.
 
+    Without a map these are the ids that the target itself can choose: rows above the tokenizer only
+    pad the matrices, and a draft that proposed one would always be wrong.
+
     Args:
         manifest: says which kind of map there is and where.
         manifest_dir: directory that relative paths count from.
@@ -34,7 +37,9 @@ def read_draft_to_target(
     """
     vocabulary = manifest.vocabulary
     if vocabulary.map_kind == "identity":
-        return torch.arange(vocabulary.target_vocab_size)
+        size = manifest.target.tokenizer_size
+        rows = vocabulary.target_vocab_size
+        return torch.arange(rows if size is None else min(size, rows))
     if vocabulary.token_map_file is not None:
         path = resolve_source(vocabulary.token_map_file, manifest_dir)
         ids, where = _read_token_map(path), f"{path}#"
@@ -111,7 +116,7 @@ def _read_token_map(path: Path) -> torch.Tensor:
             offsets = files.read("d2t", torch.int64)
         return torch.arange(offsets.numel()) + offsets
     if path.suffix == ".json":
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     else:
         values = torch.load(path, map_location="cpu", weights_only=True)
     return torch.as_tensor(values, dtype=torch.int64)

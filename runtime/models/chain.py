@@ -51,6 +51,10 @@ class ChainDraft(Protocol):
         """Input embedding over target ids."""
 
     @property
+    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Output head, one row per draft id."""
+
+    @property
     def draft_to_target_R(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
         """Absolute target id of each draft id, int64."""
 

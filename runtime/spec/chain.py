@@ -23,7 +23,8 @@ import torch
 from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import ChainDraft
-from runtime.spec.draft_choice import choose_drafts
+from runtime.spec.draft_choice import DraftHead, choose_drafts
+from runtime.spec.dynamic_rows import DynamicRows
 from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
 from runtime.spec.packing import Place, pack_block_tables, pack_places
@@ -36,7 +37,13 @@ class ChainProposer:
     num_lookahead_tokens = 1
 
     def __init__(
-        self, model: ChainDraft, kv: Sequence[KVLayer], *, kv_block_size: int, num_slots: int
+        self,
+        model: ChainDraft,
+        kv: Sequence[KVLayer],
+        *,
+        kv_block_size: int,
+        num_slots: int,
+        dynamic_rows: DynamicRows | None = None,
     ) -> None:
         """Run `model` over its own cache layers.
 
@@ -46,6 +53,8 @@ class ChainProposer:
             kv_block_size: tokens of a KV block.
             num_slots: rows of the per-slot state: requests that may run at once, and one for
                 padding where rounds run on the device.
+            dynamic_rows: ids outside the draft's map that compete with those in it, None for none;
+                of as many slots.
         """
         facts = model.facts
         self.name: str = facts.algorithm
@@ -55,6 +64,7 @@ class ChainProposer:
         self._kv_block_size = kv_block_size
         self._device = model.embedding_VH.device
         self._entries = Entries(model, kv, num_slots=num_slots)
+        self._dynamic_rows = dynamic_rows
 
     @property
     def needs_final_hidden(self) -> bool:
@@ -71,6 +81,8 @@ class ChainProposer:
         Sync: none.
         """
         self._entries.observe(observation)
+        if self._dynamic_rows is not None:
+            self._dynamic_rows.follow(observation.views)
 
     def propose(self, views: Sequence[RequestView]) -> Proposal:
         """Draft a chain for every view; views that want fewer drafts leave the chain earlier.
@@ -83,14 +95,16 @@ class ChainProposer:
         if depth == 0:
             return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
         active = [b for b, count in enumerate(num_drafts) if count > 0]
+        if self._dynamic_rows is not None:
+            self._dynamic_rows.follow([views[b] for b in active])
         self._entries.assert_started([views[b] for b in active])
         hidden = self._entries.newest(self._index([views[b].slot for b in active]))
         block_tables_BT = pack_block_tables(views, device=self._device)
         active_N = self._index(active)
         for j in range(depth):
-            ids_target_N = choose_drafts(
-                self._model, hidden.head_input_NH, [views[b] for b in active], draft_index=j
-            )
+            drafting = [views[b] for b in active]
+            head = self._head(self._index([view.slot for view in drafting]))
+            ids_target_N = choose_drafts(head, hidden.head_input_NH, drafting, draft_index=j)
             ids_target_BG[active_N, j] = ids_target_N
             staying = [n for n, b in enumerate(active) if num_drafts[b] > j + 1]
             if not staying:
@@ -117,12 +131,13 @@ class ChainProposer:
         """
         slots_B = requests.slots_B
         hidden = self._entries.newest(slots_B)
+        head = self._head(slots_B)
         drafts: list[torch.Tensor] = []
         while len(drafts) < num_drafts:
             if drafts:
                 entries = requests.batch(drafts[-1][:, None], first=len(drafts) - 1)
                 hidden = self._model.forward(entries, hidden.feedback_NH, self._kv)
-            drafts.append(self._model.propose_ids(hidden.head_input_NH))
+            drafts.append(head.propose_ids(hidden.head_input_NH))
         return torch.stack(drafts, dim=1) if drafts else slots_B.new_zeros((slots_B.shape[0], 0))
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
@@ -131,6 +146,8 @@ class ChainProposer:
         Sync: none.
         """
         self._entries.observe_round(requests, states)
+        if self._dynamic_rows is not None:
+            self._dynamic_rows.follow_round(requests, states)
 
     def last_length(self, num_drafts: int) -> int | None:
         """Return the most known tokens with which the draft's context holds that many drafts."""
@@ -139,6 +156,14 @@ class ChainProposer:
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""
         self._entries.release(slot)
+        if self._dynamic_rows is not None:
+            self._dynamic_rows.release(slot)
+
+    def _head(self, slots_M: torch.Tensor) -> DraftHead:
+        """Return the head for rows of these slots."""
+        if self._dynamic_rows is None:
+            return self._model
+        return self._dynamic_rows.head(slots_M)
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         """Return host integers as an int64 index on the device."""

@@ -12,6 +12,7 @@ from runtime.kv import KVLayer
 from runtime.models import BlockModel, DraftModel, MtpModel, PEagleModel
 from runtime.spec.block import BlockProposer
 from runtime.spec.chain import ChainProposer
+from runtime.spec.dynamic_rows import DynamicRows, DynamicRowSettings
 from runtime.spec.mtp import LayeredMtpProposer
 from runtime.spec.ngram import DEFAULT_MAX_NGRAM, NgramProposer
 from runtime.spec.none import NoProposer
@@ -30,12 +31,14 @@ class DraftParts:
         kv: the draft's layers of the KV pool.
         kv_block_size: tokens of a KV block.
         num_slots: requests that may run at once.
+        dynamic_rows: None where only ids of the draft's map are proposed.
     """
 
     model: DraftModel
     kv: Sequence[KVLayer]
     kv_block_size: int
     num_slots: int
+    dynamic_rows: DynamicRowSettings | None = None
 
 
 def make_proposer(
@@ -81,7 +84,12 @@ def _draft_proposer(draft: DraftParts) -> Proposer:
         return ParallelProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
     if isinstance(model, MtpModel) and len(model.layers) > 1:
         return LayeredMtpProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
-    return ChainProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
+    settings, rows = draft.dynamic_rows, None
+    if settings is not None:
+        rows = DynamicRows(model, settings, num_slots=num_slots)
+    return ChainProposer(
+        model, kv, kv_block_size=block_size, num_slots=num_slots, dynamic_rows=rows
+    )
 
 
 def _unavailable(name: str, *, expected: str) -> DiagnosticError:

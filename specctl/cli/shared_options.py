@@ -52,6 +52,13 @@ class GraphsMode(str, Enum):
     off = "off"
 
 
+class AnchorLayout(str, Enum):
+    """What slot 0 of a draft block is: a prediction, or the known token only."""
+
+    sampled = "sampled"
+    conditioning = "conditioning"
+
+
 DraftTokens = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."),
@@ -76,7 +83,7 @@ AuxNumbering = Annotated[
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 Proposer = Annotated[
-    str | None, typer.Option("--proposer", help="eagle, eagle3, mtp, ngram or none.")
+    str | None, typer.Option("--proposer", help="eagle, eagle3, peagle, mtp, dflash, dflash2, dspark, ngram or none.")
 ]
 NumSpeculativeTokens = Annotated[
     int | None,
@@ -85,6 +92,29 @@ NumSpeculativeTokens = Annotated[
 Graphs = Annotated[
     GraphsMode | None,
     typer.Option("--graphs", help="auto: decoding rounds as CUDA graphs; off: kernel by kernel."),
+]
+DynamicRows = Annotated[
+    int | None,
+    typer.Option(
+        "--dynamic-rows",
+        min=0,
+        help="With a token map: ids of the request's own text outside it that are drafted, too.",
+    ),
+]
+DynamicRank = Annotated[
+    int | None,
+    typer.Option(
+        "--dynamic-rank",
+        min=0,
+        help="With a token map: rank of a projection that finds further ids outside it.",
+    ),
+]
+ForceAnchorLayout = Annotated[
+    AnchorLayout | None,
+    typer.Option(
+        "--force-anchor-layout",
+        help="For diagnosis: read slot 0 of a block draft as this, against the manifest (SD840).",
+    ),
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")

@@ -12,6 +12,9 @@ from specctl.cli import output
 from specctl.cli.shared_options import (
     Device,
     Dtype,
+    DynamicRank,
+    DynamicRows,
+    ForceAnchorLayout,
     Graphs,
     Json,
     NumSpeculativeTokens,
@@ -61,6 +64,9 @@ def bench(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    dynamic_rows: DynamicRows = None,
+    dynamic_rank: DynamicRank = None,
+    force_anchor_layout: ForceAnchorLayout = None,
     reference: Annotated[
         Path | None,
         typer.Option("--reference", metavar="FILE", help="Reference answers: JSON of token ids."),
@@ -109,6 +115,9 @@ def bench(
         device=device,
         dtype=dtype,
         graphs=None if graphs is None else graphs.value,
+        dynamic_rows=dynamic_rows,
+        dynamic_rank=dynamic_rank,
+        force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,
         proposer=proposer,
         num_speculative_tokens=num_speculative_tokens,
     )

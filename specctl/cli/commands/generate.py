@@ -13,6 +13,9 @@ from specctl.cli import output
 from specctl.cli.shared_options import (
     Device,
     Dtype,
+    DynamicRank,
+    DynamicRows,
+    ForceAnchorLayout,
     Graphs,
     NumSpeculativeTokens,
     Proposer,
@@ -53,6 +56,9 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    dynamic_rows: DynamicRows = None,
+    dynamic_rank: DynamicRank = None,
+    force_anchor_layout: ForceAnchorLayout = None,
 ) -> None:
     """Answer one prompt: the text goes to stdout as it comes, the figures to stderr."""
     from runtime import main
@@ -67,6 +73,9 @@ def generate(
         device=device,
         dtype=dtype,
         graphs=None if graphs is None else graphs.value,
+        dynamic_rows=dynamic_rows,
+        dynamic_rank=dynamic_rank,
+        force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,
         proposer="none" if no_speculation else proposer,
         num_speculative_tokens=num_speculative_tokens,
     )

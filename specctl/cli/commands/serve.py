@@ -12,6 +12,8 @@ from specctl.cli import output
 from specctl.cli.shared_options import (
     Device,
     Dtype,
+    DynamicRank,
+    DynamicRows,
     Graphs,
     NumSpeculativeTokens,
     Proposer,
@@ -43,6 +45,8 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    dynamic_rows: DynamicRows = None,
+    dynamic_rank: DynamicRank = None,
     proposer: Proposer = None,
     num_speculative_tokens: NumSpeculativeTokens = None,
     max_model_len: Annotated[
@@ -92,6 +96,8 @@ def serve(
                 device=device,
                 dtype=dtype,
                 graphs=None if graphs is None else graphs.value,
+                dynamic_rows=dynamic_rows,
+                dynamic_rank=dynamic_rank,
                 proposer=proposer,
                 num_speculative_tokens=num_speculative_tokens,
                 max_model_len=max_model_len,
