@@ -8,9 +8,12 @@ may share a batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+
+ROW_TILE_ROWS = 16
+"""Most rows of a row tile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +34,9 @@ class PreparedBatch:
             Windows of a block draft end at the anchor for all rows of the block.
         rows_per_request: set when the batch is dense: request b of the tables has rows
             b * rows_per_request and on, this many. Kernels may then handle them together.
+        tiles_U2: int32, of a batch that is not dense: (first row, number of rows) of groups of at
+            most `ROW_TILE_ROWS` neighbours of one request. They cover all rows; None: rows alone.
+        arrivals_X: int32 zeros that launches count in and leave at 0; None: they bring their own.
         spread: the rows of a packed round laid out densely, for backends that take no packed ones.
 
     Invariants: tensors are contiguous; a row attends to positions 0..its limit; rows of one request
@@ -48,6 +54,8 @@ class PreparedBatch:
     window_positions_N: torch.Tensor | None = None
     rows_per_request: int | None = None
     spread: SpreadRows | None = None
+    tiles_U2: torch.Tensor | None = None
+    arrivals_X: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -204,6 +212,22 @@ class RoundStates:
     aux_hidden_NA: torch.Tensor | None
     final_hidden_ND: torch.Tensor
     last_rows_B: torch.Tensor
+
+
+@runtime_checkable
+class ConfidentDraft(Protocol):
+    """A proposer that says how sure its newest drafts are.
+
+    Attributes:
+        confidence_SG: float32, chance of each draft of a slot's newest round, given those before;
+            1 where unknown.
+    """
+
+    confidence_SG: torch.Tensor
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the draft has a head that computes them."""
 
 
 class RoundDraft(Protocol):

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from runtime.kernels.aot_cases import KernelCase, kernel_cases
-from runtime.kernels.cuda import rope
+from runtime.kernels.cuda import rope, sample
 
 SHARED_LIMIT_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
 """Most shared memory one program may use, by architecture."""
@@ -40,9 +40,30 @@ _INT64 = frozenset(
         "num_drafts_ptr",
         "accepted_ptr",
         "committed_ptr",
+        "seed_low_ptr",
+        "seed_high_ptr",
+        "choice_ptr",
+        "position_ptr",
+        "noise_ids_ptr",
+        "slot_lengths_ptr",
+        "slot_newest_ptr",
+        "lengths_ptr",
+        "newest_ptr",
+        "kv_slots_ptr",
+        "output_ptr",
     }
 )
-_INT32 = frozenset({"row_request_ptr", "table_ptr", "id_ptr"})
+_INT32 = frozenset(
+    {
+        "row_request_ptr",
+        "table_ptr",
+        "slot_table_ptr",
+        "tiles_ptr",
+        "arrivals_ptr",
+        "id_ptr",
+        "column_ptr",
+    }
+)
 _FLOAT32 = frozenset(
     {
         "partial_ptr",
@@ -56,7 +77,17 @@ _FLOAT32 = frozenset(
     }
 )
 _UNSPECIALISED = frozenset(
-    {"num_rows", "num_tiles", "row_start", "num_segments", "window", "stride_table"}
+    {
+        "num_rows",
+        "num_tiles",
+        "tile_start",
+        "num_segments",
+        "num_blocks",
+        "window",
+        "padding_slot",
+        "stride_table",
+        "stride_output",
+    }
 )
 
 
@@ -106,6 +137,7 @@ def compile_case(case: KernelCase, arch: int) -> CompiledCase:
         "num_warps": case.num_warps,
         "num_stages": case.num_stages,
         "launch_pdl": bool(constants.get("OVERLAP", False)),
+        "enable_fp_fusion": case.fuses_products,
     }
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     registers, spill_bytes = _resources(compiled.asm["cubin"])
@@ -149,7 +181,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _argument_type(name: str, case: KernelCase) -> str:
     if not name.endswith("_ptr"):
         return _SCALARS.get(name, "i32")
-    if name in _INT64:
+    if name == "is_sampled_ptr":
+        return "*i1"
+    if name in _INT64 or (case.kernel is sample.sample_pick_kernel and name == "out_ptr"):
         return "*i64"
     if name in _INT32:
         return "*i32"

@@ -6,14 +6,14 @@ Legend: N output features, K input features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from runtime.batch import ROW_TILE_ROWS
 from runtime.kernels.cuda import (
     accept,
     activation,
     attention,
-    attention_combine,
     fused_linear,
     head,
     head_rows,
@@ -21,8 +21,10 @@ from runtime.kernels.cuda import (
     linear,
     norm,
     rope,
+    sample,
     stream,
 )
+from runtime.kernels.cuda import round as round_ends
 from runtime.kernels.fused_table import FusedOp, fused_config
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, gemm_config, head_config
 
@@ -110,6 +112,7 @@ class KernelCase:
         num_warps: warps of a program.
         num_stages: depth of the load pipeline.
         is_hot: whether a register spill counts as a failure.
+        fuses_products: whether a product and a sum may become one operation with one rounding.
     """
 
     kernel: Any
@@ -119,6 +122,7 @@ class KernelCase:
     num_warps: int
     num_stages: int
     is_hot: bool
+    fuses_products: bool = True
 
     @property
     def name(self) -> str:
@@ -134,7 +138,14 @@ def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
         for dtype in model.dtypes:
             for case in _model_cases(model, dtype, arch):
                 cases[case] = None
-    cases[_case(accept.accept_kernel, "bf16", accept.accept_constants(_VERIFY_WIDTH))] = None
+    for kernel, constants in (
+        (accept.accept_kernel, accept.accept_constants(_VERIFY_WIDTH)),
+        (round_ends.prepare_round_kernel, round_ends.prepare_constants(_VERIFY_WIDTH, 16)),
+        (round_ends.commit_round_kernel, round_ends.commit_constants(_VERIFY_WIDTH)),
+    ):
+        cases[_case(kernel, "bf16", constants, num_warps=1)] = None
+    for case in _sample_cases():
+        cases[case] = None
     return tuple(cases)
 
 
@@ -144,8 +155,15 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     yield from _row_cases(model, dtype)
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
     element_bytes = 4 if dtype == "fp32" else 2
-    # One row of a general batch, one row and a verify of a dense one.
-    for width, is_fused, is_single in ((1, False, False), (1, True, True), (5, True, False)):
+    # One row of a general batch; one row and verifies of a dense one; row tiles of a prefill.
+    for width, is_tiled, is_fused, is_single in (
+        (1, False, False, False),
+        (1, False, True, True),
+        (1, False, True, False),
+        (5, False, True, False),
+        (_VERIFY_WIDTH, False, True, False),
+        (ROW_TILE_ROWS, True, False, False),
+    ):
         constants = attention.segment_constants(
             *heads, kv_block_size=16, width=width, element_bytes=element_bytes
         )
@@ -153,12 +171,10 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
         yield _case(
             attention.attention_segment_kernel,
             dtype,
-            {**constants, **flags},
+            {**constants, "TILED": is_tiled, **flags},
             num_warps=attention.SEGMENT_WARPS,
             is_hot=dtype != "fp32",
         )
-    combine = attention_combine.combine_constants(model.num_heads, model.head_dim)
-    yield _case(attention_combine.attention_combine_kernel, dtype, combine, num_warps=1)
 
 
 def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:
@@ -192,6 +208,14 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
         num_stages=config.num_stages,
         is_hot=dtype != "fp32",
     )
+
+
+def _sample_cases() -> Iterator[KernelCase]:
+    for dtype, flags, ids in (("fp32", True, False), ("fp32", True, True), ("fp64", False, False)):
+        constants = sample.sample_constants(0, has_flags=flags, has_ids=ids)
+        tile = _case(sample.sample_tile_kernel, dtype, constants)
+        yield replace(tile, fuses_products=False)
+        yield _case(sample.sample_pick_kernel, dtype, {"BLOCK": sample.PICK_BLOCK})
 
 
 def _linear_cases(

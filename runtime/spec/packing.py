@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.batch import PreparedBatch
+from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.spec.host import on_device
 from runtime.spec.types import RequestView
 
@@ -95,6 +95,7 @@ def pack_places(
     device = ids_target_N.device
     slots = [kv_slot(views[v].block_table, position, kv_block_size) for v, position in places]
     positions = [position for _, position in places]
+    tiles = row_tiles([v for v, _ in places])
     return PreparedBatch(
         ids_target_N=ids_target_N,
         positions_N=on_device(positions, device=device),
@@ -102,4 +103,22 @@ def pack_places(
         row_request_N=on_device([v for v, _ in places], dtype=torch.int32, device=device),
         block_tables_BT=block_tables_BT,
         max_length=max(positions, default=-1) + 1,
+        tiles_U2=on_device(tiles, dtype=torch.int32, device=device).reshape(len(tiles), 2),
     )
+
+
+def row_tiles(requests: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (first row, number of rows) of groups of neighbours of one request, for kernels.
+
+    Args:
+        requests: of each row.
+    """
+    tiles: list[tuple[int, int]] = []
+    for row, request in enumerate(requests):
+        if tiles:
+            first, count = tiles[-1]
+            if request == requests[first] and count < ROW_TILE_ROWS:
+                tiles[-1] = (first, count + 1)
+                continue
+        tiles.append((row, 1))
+    return tiles

@@ -23,6 +23,7 @@ from runtime.kernels.cuda import (
     rope,
     stream,
 )
+from runtime.kernels.cuda import round as round_ends
 
 ARCH = 90
 assert os.environ.get("TRITON_INTERPRET") != "1", "an interpreted kernel cannot be compiled"
@@ -49,7 +50,7 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_list_holds_every_kernel() -> None:
     modules = (
         accept, activation, attention, fused_linear, head, head_rows, kv_write, linear, norm, rope,
-        stream,
+        stream, round_ends,
     )  # fmt: skip
     defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     listed = {case.kernel.__name__ for case in aot.kernel_cases(ARCH)}

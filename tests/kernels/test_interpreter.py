@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FILES = ("interpreted", "interpreted_fused", "interpreted_attention", "interpreted_round")
 
 
 def test_kernels_under_the_interpreter() -> None:
@@ -17,7 +18,7 @@ def test_kernels_under_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     finished = subprocess.run(
-        [*command, "tests/kernels/interpreted.py", "tests/kernels/interpreted_fused.py"],
+        [*command, *(f"tests/kernels/{name}.py" for name in FILES)],
         cwd=ROOT,
         env=environment,
         capture_output=True,

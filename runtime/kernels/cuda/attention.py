@@ -1,13 +1,13 @@
 """Paged attention on CUDA: one program per rows of a request, key head and segment.
 
-A program packs the query heads of a key head, and all rows of a request where the batch is dense,
-into one product. Every row keeps its own limit and a masked key adds exactly +0, so neither rows
-nor requests beside it reach its bits. The softmax's denominator is a product with ones: its order
-of summation is that of K, whatever the number of rows. With more than one segment a second kernel
-combines in order.
+A program packs the query heads of a key head, and rows of one request where the batch says which
+lie together, into one product. Every row keeps its own limit and a masked key adds exactly +0, so
+neither rows nor requests beside it reach its bits. The softmax's denominator is a product with
+ones: its order of summation is that of K, whatever the number of rows. With more than one segment
+the last program to arrive combines them in order; arrivals are counted in integers.
 
 Legend: M rows, H query heads, G key heads, P head size, S segments of the longest request, W rows
-of each request of a dense batch, T table positions.
+of each request of a dense batch, T table positions, U row tiles, N packed rows times heads.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.batch import PreparedBatch
-from runtime.kernels.cuda.attention_combine import attention_combine_kernel, combine_constants
+from runtime.batch import ROW_TILE_ROWS, PreparedBatch
+from runtime.kernels.cuda.attention_steps import (
+    attend_keys,
+    join_segments,
+    key_places,
+    load_keys,
+    store_new_keys,
+)
 from runtime.kernels.cuda.device import ceil_div, inner_contiguous, overlap_options, power_of_two
 from runtime.kernels.cuda.rope import rotate_high, rotate_low
 from runtime.kernels.gemm_table import attention_tile
@@ -34,195 +40,181 @@ _MOST_PACKED = 64  # query heads times rows in one product
 
 
 @triton.jit
-def _write_new_keys(
-    k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, positions_ptr, slots_ptr, cos_sin_ptr,
-    first_row, kv_head, segment, stride_km, stride_kg, stride_vm, stride_vg,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    SEGMENT_KEYS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, OVERLAP: tl.constexpr,
+def _program_rows(
+    tiles_ptr, tile, WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
-    """Rotate and store those of a request's new keys and values that lie in the segment."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    offsets = tl.arange(0, BLOCK_W)
-    rows = first_row + offsets
-    positions = tl.load(positions_ptr + rows, mask=offsets < WIDTH, other=-1)
-    is_mine = (offsets < WIDTH) & (positions // SEGMENT_KEYS == segment)
-    lanes = tl.arange(0, BLOCK_HALF)
-    mask = is_mine[:, None] & (lanes < HALF)[None, :]
-    angles = cos_sin_ptr + positions[:, None] * HEAD_DIM + lanes[None, :]
-    cos = tl.load(angles, mask=mask, other=0.0)
-    sin = tl.load(angles + HALF, mask=mask, other=0.0)
-    slots = tl.load(slots_ptr + rows, mask=is_mine, other=0)
-    blocks = (slots // KV_BLOCK_SIZE * KV_HEADS + kv_head) * KV_BLOCK_SIZE
-    target = (blocks + slots % KV_BLOCK_SIZE)[:, None] * HEAD_DIM + lanes[None, :]
+    """Return the first row of a program's group, its first row within it, and its last one + 1."""
+    group = tile // PARTS
+    first_row = group * WIDTH
+    num_rows = WIDTH
+    if TILED:
+        first_row = tl.load(tiles_ptr + 2 * group).to(tl.int64)
+        num_rows = tl.load(tiles_ptr + 2 * group + 1)
+    part = (tile % PARTS * PART_ROWS).to(tl.int32)
+    return first_row, part, tl.minimum(num_rows, part + PART_ROWS)
+
+
+@triton.jit
+def _load_queries(
+    q_rows, angles, mask, HALF: tl.constexpr, FUSED: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """Load both halves of the queries, rotated where they come unrotated; angles may come early."""
+    if FUSED:
+        cos = tl.load(angles, mask=mask, other=0.0)
+        sin = tl.load(angles + HALF, mask=mask, other=0.0)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    k = k_ptr + rows[:, None] * stride_km + kv_head * stride_kg + lanes[None, :]
-    v = v_ptr + rows[:, None] * stride_vm + kv_head * stride_vg + lanes[None, :]
-    first = tl.load(k, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(k + HALF, mask=mask, other=0.0).to(tl.float32)
-    dtype = k_pool_ptr.dtype.element_ty
-    tl.store(k_pool_ptr + target, rotate_low(first, second, cos, sin).to(dtype), mask=mask)
-    tl.store(k_pool_ptr + target + HALF, rotate_high(first, second, cos, sin).to(dtype), mask=mask)
-    tl.store(v_pool_ptr + target, tl.load(v, mask=mask, other=0.0), mask=mask)
-    tl.store(v_pool_ptr + target + HALF, tl.load(v + HALF, mask=mask, other=0.0), mask=mask)
+    q_low = tl.load(q_rows, mask=mask, other=0.0)
+    q_high = tl.load(q_rows + HALF, mask=mask, other=0.0)
+    if FUSED:
+        first, second = q_low.to(tl.float32), q_high.to(tl.float32)
+        q_low = rotate_low(first, second, cos, sin).to(q_low.dtype)
+        q_high = rotate_high(first, second, cos, sin).to(q_high.dtype)
+    return q_low, q_high
 
 
 @triton.jit
-def _load_keys(
-    k_pool_ptr, v_pool_ptr, table_row, keys, is_key, kv_head,
+def _attend_segment(
+    q_rows, q_mask, q_angles, k_rows, v_rows, k_angles, new_slots, is_mine,
+    k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, first_new_key, limits, first_keys,
+    kv_head, scale_log2,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr,
+    WHOLE: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_P: tl.constexpr, FUSED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Load both halves of a step's keys [P / 2, TILE] and its values [TILE, P]."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    lanes = tl.arange(0, BLOCK_HALF)
-    all_lanes = tl.arange(0, BLOCK_P)
-    blocks = tl.load(table_row + keys // KV_BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    slots = (blocks * KV_HEADS + kv_head) * KV_BLOCK_SIZE + keys % KV_BLOCK_SIZE
-    k_rows = k_pool_ptr + slots[None, :] * HEAD_DIM + lanes[:, None]
-    k_mask = is_key[None, :] & (lanes < HALF)[:, None]
-    k_low = tl.load(k_rows, mask=k_mask, other=0.0)
-    k_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
-    v_rows = v_pool_ptr + slots[:, None] * HEAD_DIM + all_lanes[None, :]
-    v = tl.load(v_rows, mask=is_key[:, None] & (all_lanes < HEAD_DIM)[None, :], other=0.0)
-    return k_low, k_high, v
+    """Run the online softmax over begin..end; return maximum, total and values of each row.
 
-
-@triton.jit
-def _weigh_values(weights, values, v, sees):
-    """Add weights @ v; a lane in which a row sees a value that is not finite becomes NaN.
-
-    Rows share v: 0 times an infinite value that only other rows see must not reach a row.
+    Where one step holds a segment (WHOLE), its older keys are on their way before the wait.
     """
-    out = tl.dot(weights, v, values, input_precision="ieee")
-    is_bad = tl.abs(out) < float("inf")
-    if tl.min(tl.min(is_bad.to(tl.int32), axis=1), axis=0) == 0:
-        is_finite = tl.abs(v.to(tl.float32)) < float("inf")
-        clean = tl.where(is_finite, v, 0.0).to(v.dtype)
-        poison = tl.where(is_finite, 0.0, 1.0).to(v.dtype)
-        hits = tl.dot(sees.to(v.dtype), poison, input_precision="ieee")
-        out = tl.dot(weights, clean, values, input_precision="ieee")
-        out = tl.where(hits > 0.0, float("nan"), out)
-    return out
-
-
-@triton.jit
-def _attend_steps(
-    q_low, q_high, k_pool_ptr, v_pool_ptr, table_row,
-    begin, end, least_key, first_keys, limits, kv_head, scale_log2,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    """Run the online softmax over begin..end; return maximum, total (16 equal columns), values."""
-    ones = tl.full((TILE, 16), 1.0, dtype=q_low.dtype)
+    k_low = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
+    k_high = k_low
+    v = tl.zeros((TILE, BLOCK_P), dtype=v_pool_ptr.dtype.element_ty)
+    keys = begin + tl.arange(0, TILE)
+    is_key = (keys < end) & (keys >= least_key)
+    places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
+    if WHOLE:
+        k_low, k_high, v = load_keys(
+            k_pool_ptr, v_pool_ptr, places, is_key & (keys < first_new_key), k_low, k_high, v,
+            HEAD_DIM, BLOCK_HALF, BLOCK_P,
+        )  # fmt: skip
+    if FUSED:
+        store_new_keys(
+            k_rows, v_rows, k_angles, k_pool_ptr, v_pool_ptr, new_slots, is_mine, kv_head,
+            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, BLOCK_HALF, OVERLAP,
+        )  # fmt: skip
+    q_low, q_high = _load_queries(
+        q_rows, q_angles, q_mask, HEAD_DIM // 2, FUSED, OVERLAP and not FUSED
+    )
+    if FUSED:
+        tl.debug_barrier()  # the program reads back the keys that its threads stored
     maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
     values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
-    for tile in tl.range(begin, end, TILE, num_stages=1):
-        keys = tile + tl.arange(0, TILE)
-        k_low, k_high, v = _load_keys(
-            k_pool_ptr, v_pool_ptr, table_row, keys,
-            (keys < end) & (keys >= least_key), kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE,
-            BLOCK_HALF, BLOCK_P,
+    if WHOLE:
+        if FUSED:
+            k_low, k_high, v = load_keys(
+                k_pool_ptr, v_pool_ptr, places, is_key & (keys >= first_new_key), k_low, k_high, v,
+                HEAD_DIM, BLOCK_HALF, BLOCK_P,
+            )  # fmt: skip
+        maximum, total, values = attend_keys(
+            maximum, total, values, q_low, q_high, k_low, k_high, v, keys, limits, first_keys,
+            scale_log2, TILE,
         )  # fmt: skip
-        scores = tl.dot(q_low, k_low, input_precision="ieee")
-        scores = tl.dot(q_high, k_high, scores, input_precision="ieee") * scale_log2
-        sees = (keys[None, :] <= limits[:, None]) & (keys[None, :] >= first_keys[:, None])
-        scores = tl.where(sees, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-        # A row that has seen no key yet subtracts 0, so that no NaN arises.
-        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        keep = tl.exp2(maximum - shift)[:, None]
-        weights = tl.exp2(scores - shift[:, None]).to(v.dtype)
-        total = tl.dot(weights, ones, total * keep, input_precision="ieee")
-        values = _weigh_values(weights, values * keep, v, sees)
-        maximum = new_maximum
-    return maximum, total, values
+    else:
+        for step in tl.range(begin, end, TILE, num_stages=1):
+            keys = step + tl.arange(0, TILE)
+            is_key = (keys < end) & (keys >= least_key)
+            places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
+            k_step, k_step_high, v_step = load_keys(
+                k_pool_ptr, v_pool_ptr, places, is_key, k_low, k_high, v,
+                HEAD_DIM, BLOCK_HALF, BLOCK_P,
+            )  # fmt: skip
+            maximum, total, values = attend_keys(
+                maximum, total, values, q_low, q_high, k_step, k_step_high, v_step, keys, limits,
+                first_keys, scale_log2, TILE,
+            )  # fmt: skip
+    return maximum, tl.max(total, axis=1), values
 
 
-@triton.jit(do_not_specialize=["row_start", "num_segments", "window", "stride_table"])
+@triton.jit(do_not_specialize=["tile_start", "num_segments", "window", "stride_table"])
 def attention_segment_kernel(
-    q_ptr, k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, positions_ptr, windows_ptr, limits_ptr, slots_ptr,
-    row_request_ptr, table_ptr, cos_sin_ptr, values_ptr, maximum_ptr, total_ptr, out_ptr,
-    scale_log2, row_start, num_segments, window,
+    q_ptr, k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, positions_ptr, windows_ptr, limits_ptr,
+    slots_ptr, row_request_ptr, table_ptr, tiles_ptr, cos_sin_ptr,
+    values_ptr, maximum_ptr, total_ptr, arrivals_ptr, out_ptr,
+    scale_log2, tile_start, num_segments, window,
     stride_qm, stride_qh, stride_km, stride_kg, stride_vm, stride_vg, stride_table,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KV_BLOCK_SIZE: tl.constexpr, SEGMENT_KEYS: tl.constexpr, TILE: tl.constexpr,
-    WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr, BLOCK_W: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr,
-    FUSED: tl.constexpr, SINGLE: tl.constexpr, OVERLAP: tl.constexpr,
+    WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_P: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr, SINGLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Softmax-weighted values of one segment for the rows and query heads of a program.
+    """Softmax-weighted values [M, H, P] for the rows and query heads of a program.
 
-    Single, the segment is the only one and [M, H, P] is stored. Else values [M, H, S, P], maximum
-    and total [M, H, S] (float32, base-2 scores) go to the rows' place in this launch; nothing if no
-    row sees a key of the segment. Fused, queries and keys come unrotated and the program stores the
-    new keys and values that it is about to read.
+    Unless the segment is the only one, its values, maximum and total (float32, base-2 scores) go to
+    [U, G, S, N], and the last of the programs that share rows combines. Fused, queries and keys
+    come unrotated and the program stores the new keys and values that it is about to read.
+    A program without keys ends at once; of those that share rows at least one has some, and waits.
     """
-    HALF: tl.constexpr = HEAD_DIM // 2
-    request_part = tl.program_id(0).to(tl.int64)
+    local_tile = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
-    first_row = row_start + request_part // PARTS * WIDTH
-    part_row = request_part % PARTS * PART_ROWS
-    packed = tl.arange(0, BLOCK_M)
-    row_offset = part_row + packed // GROUP
-    is_row = (packed < PART_ROWS * GROUP) & (row_offset < WIDTH)
-    rows = first_row + row_offset
-    heads = kv_head * GROUP + packed % GROUP
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+    first_row, part, part_end = _program_rows(
+        tiles_ptr, tile_start + local_tile, WIDTH, PART_ROWS, PARTS, TILED
+    )
+    packed = tl.arange(0, BLOCK_M)
+    is_row = part + packed // GROUP < part_end
+    rows = first_row + part + packed // GROUP
+    heads = kv_head * GROUP + packed % GROUP
     limits = tl.load(limits_ptr + rows, mask=is_row, other=-1).to(tl.int32)
     windows = tl.load(windows_ptr + rows, mask=is_row, other=0).to(tl.int32)
     first_keys = tl.maximum(windows - window + 1, 0)
     least_key = tl.min(tl.where(is_row, first_keys, 2147483647), axis=0)
+    last_key = tl.max(limits, axis=0)
     begin = tl.maximum(segment * SEGMENT_KEYS, least_key // TILE * TILE)
-    end = tl.minimum((segment + 1) * SEGMENT_KEYS, tl.max(limits, axis=0) + 1)
+    end = tl.minimum((segment + 1) * SEGMENT_KEYS, last_key + 1)
     if begin < end:
+        lanes = tl.arange(0, BLOCK_HALF)[None, :]
         request = tl.load(row_request_ptr + first_row).to(tl.int64)
-        lanes = tl.arange(0, BLOCK_HALF)
-        half_mask = is_row[:, None] & (lanes < HALF)[None, :]
-        q_rows = q_ptr + rows[:, None] * stride_qm + heads[:, None] * stride_qh + lanes[None, :]
-        if FUSED:
-            positions = tl.load(positions_ptr + rows, mask=is_row, other=0)
-            angles = cos_sin_ptr + positions[:, None] * HEAD_DIM + lanes[None, :]
-            cos = tl.load(angles, mask=half_mask, other=0.0)
-            sin = tl.load(angles + HALF, mask=half_mask, other=0.0)
-            _write_new_keys(
-                k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, positions_ptr, slots_ptr, cos_sin_ptr,
-                first_row, kv_head, segment, stride_km, stride_kg, stride_vm, stride_vg,
-                KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, SEGMENT_KEYS, WIDTH, BLOCK_W, BLOCK_HALF,
-                OVERLAP,
-            )  # fmt: skip
-        elif OVERLAP:
-            tl.extra.cuda.gdc_wait()
-        q_low = tl.load(q_rows, mask=half_mask, other=0.0)
-        q_high = tl.load(q_rows + HALF, mask=half_mask, other=0.0)
-        if FUSED:
-            first, second = q_low.to(tl.float32), q_high.to(tl.float32)
-            q_low = rotate_low(first, second, cos, sin).to(q_ptr.dtype.element_ty)
-            q_high = rotate_high(first, second, cos, sin).to(q_ptr.dtype.element_ty)
-            tl.debug_barrier()  # the program reads back the keys that its threads stored
-        all_lanes = tl.arange(0, BLOCK_P)
-        is_lane = all_lanes < HEAD_DIM
-        maximum, total, values = _attend_steps(
-            q_low, q_high, k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table,
-            begin, end, least_key, first_keys, limits, kv_head, scale_log2,
-            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE, BLOCK_M, BLOCK_HALF, BLOCK_P,
+        positions = tl.load(positions_ptr + rows, mask=is_row, other=0)
+        offsets = tl.arange(0, BLOCK_W)
+        new_rows = first_row + offsets
+        new_keys = tl.load(positions_ptr + new_rows, mask=offsets < WIDTH, other=2147483647)
+        is_mine = (offsets < WIDTH) & (new_keys // SEGMENT_KEYS == segment)
+        maximum, total, values = _attend_segment(
+            q_ptr + rows[:, None] * stride_qm + heads[:, None] * stride_qh + lanes,
+            is_row[:, None] & (lanes < HEAD_DIM // 2),
+            cos_sin_ptr + positions[:, None] * HEAD_DIM + lanes,
+            k_ptr + new_rows[:, None] * stride_km + kv_head * stride_kg + lanes,
+            v_ptr + new_rows[:, None] * stride_vm + kv_head * stride_vg + lanes,
+            cos_sin_ptr + new_keys[:, None] * HEAD_DIM + lanes,
+            tl.load(slots_ptr + new_rows, mask=is_mine, other=0), is_mine,
+            k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table,
+            begin, end, least_key, tl.min(new_keys, axis=0) if FUSED else 2147483647,
+            limits, first_keys, kv_head, scale_log2,
+            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE == SEGMENT_KEYS, TILE, BLOCK_M, BLOCK_HALF,
+            BLOCK_P, FUSED, OVERLAP,
         )  # fmt: skip
-        sums = tl.max(total, axis=1)  # sixteen equal columns
-        mask = is_row[:, None] & is_lane[None, :]
-        if SINGLE:
+        is_whole = True
+        if not SINGLE:
+            first_segment = least_key // SEGMENT_KEYS
+            is_whole, total, values = join_segments(
+                maximum, total, values, values_ptr, maximum_ptr, total_ptr,
+                arrivals_ptr + local_tile * KV_HEADS + kv_head,
+                (local_tile * KV_HEADS + kv_head) * num_segments, segment,
+                first_keys // SEGMENT_KEYS, limits // SEGMENT_KEYS,
+                first_segment, last_key // SEGMENT_KEYS, BLOCK_M, BLOCK_P,
+            )  # fmt: skip
+        if is_whole:
+            all_lanes = tl.arange(0, BLOCK_P)
             out = out_ptr + (rows * (KV_HEADS * GROUP) + heads)[:, None] * HEAD_DIM
-            mixed = values / sums[:, None]
-            tl.store(out + all_lanes[None, :], mixed.to(out_ptr.dtype.element_ty), mask=mask)
-        else:
-            local = (rows - row_start) * (KV_HEADS * GROUP) + heads
-            place = local * num_segments + segment
-            tl.store(maximum_ptr + place, maximum, mask=is_row)
-            tl.store(total_ptr + place, sums, mask=is_row)
-            tl.store(values_ptr + place[:, None] * HEAD_DIM + all_lanes[None, :], values, mask=mask)
+            mixed = (values / total[:, None]).to(out_ptr.dtype.element_ty)
+            mask = is_row[:, None] & (all_lanes < HEAD_DIM)[None, :]
+            tl.store(out + all_lanes[None, :], mixed, mask=mask)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,75 +240,77 @@ def launch_paged_attention(
     is_whole = layer.k.is_contiguous() and layer.v.is_contiguous()
     assert is_whole, "each pool is one block of memory"
     assert batch.block_tables_BT.stride(1) == 1, "block tables are read entry by entry"
+    assert new is None or batch.rows_per_request, "only a dense batch is fused"
     q_MHP = inner_contiguous(q_MHP)
-    num_rows, num_heads, head_dim = q_MHP.shape
+    _, num_heads, head_dim = q_MHP.shape
+    _, num_kv_heads, kv_block_size, _ = layer.k.shape
+    tiles = batch.tiles_U2 if batch.rows_per_request is None else None
+    width = ROW_TILE_ROWS if tiles is not None else batch.rows_per_request or 1
+    constants = segment_constants(
+        num_heads, num_kv_heads, head_dim, kv_block_size, width, q_MHP.element_size()
+    )
+    groups = tiles.shape[0] if tiles is not None else q_MHP.shape[0] // width
+    num_tiles = groups * constants["PARTS"]
     num_segments = ceil_div(batch.max_length, SEGMENT)
-    width = batch.rows_per_request or 1
     out = torch.empty_like(q_MHP, memory_format=torch.contiguous_format)
-    # Chunks bound the partials of a long prefill; rows are independent, so cuts change no bits.
-    fitting = _PARTIAL_BYTES // (num_heads * num_segments * head_dim * 4)
-    chunk = num_rows if num_segments == 1 else max(width, fitting // width * width)
-    for start in range(0, num_rows, max(chunk, 1)):
-        count = min(chunk, num_rows - start)
-        _launch_rows(
-            q_MHP, layer, batch, out, start, count,
+    # Chunks bound the partials of a long prefill; tiles are independent, so cuts change no bits.
+    tile_bytes = num_kv_heads * num_segments * constants["BLOCK_M"] * constants["BLOCK_P"] * 4
+    chunk = num_tiles if num_segments == 1 else max(1, _PARTIAL_BYTES // tile_bytes)
+    for start in range(0, num_tiles, max(chunk, 1)):
+        _launch_tiles(
+            q_MHP, layer, batch, out, start, min(chunk, num_tiles - start), constants,
             scale=scale, window=window, new=new, overlap=overlap,
         )  # fmt: skip
     return out
 
 
-def _launch_rows(
+def _launch_tiles(
     q_MHP: torch.Tensor,
     layer: KVLayer,
     batch: PreparedBatch,
     out_MHP: torch.Tensor,
-    row_start: int,
-    num_rows: int,
+    tile_start: int,
+    num_tiles: int,
+    constants: dict[str, int],
     *,
     scale: float,
     window: int | None,
     new: NewRows | None,
     overlap: bool | None,
 ) -> None:
-    _, num_heads, head_dim = q_MHP.shape
-    _, num_kv_heads, kv_block_size, _ = layer.k.shape
+    num_kv_heads, block_m = constants["KV_HEADS"], constants["BLOCK_M"]
     num_segments = ceil_div(batch.max_length, SEGMENT)
     is_single = num_segments == 1
-    shape = (0,) if is_single else (num_rows, num_heads, num_segments)
-    values = q_MHP.new_empty((*shape, head_dim), dtype=torch.float32)
+    shape = (0,) if is_single else (num_tiles, num_kv_heads, num_segments, block_m)
+    values = q_MHP.new_empty((*shape, constants["BLOCK_P"]), dtype=torch.float32)
     maximum, total = (q_MHP.new_empty(shape, dtype=torch.float32) for _ in range(2))
     own = batch.positions_N
-    windows = own if batch.window_positions_N is None else batch.window_positions_N
-    limits = own if batch.limits_N is None else batch.limits_N
-    window_keys = _NO_WINDOW if window is None else window
-    width = batch.rows_per_request or 1
+    is_tiled = batch.rows_per_request is None and batch.tiles_U2 is not None
     k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
-    constants = segment_constants(
-        num_heads, num_kv_heads, head_dim, kv_block_size, width, q_MHP.element_size()
-    )
     is_overlapping, options = overlap_options(q_MHP.device, overlap)
-    grid = (num_rows // width * constants["PARTS"], num_kv_heads, num_segments)
-    attention_segment_kernel[grid](
+    attention_segment_kernel[(num_tiles, num_kv_heads, num_segments)](
         q_MHP,
         k,
         v,
         layer.k,
         layer.v,
         own,
-        windows,
-        limits,
+        own if batch.window_positions_N is None else batch.window_positions_N,
+        own if batch.limits_N is None else batch.limits_N,
         batch.slots_N,
         batch.row_request_N,
         batch.block_tables_BT,
-        own if new is None else new.cos_sin_TP,
+        batch.tiles_U2 if is_tiled else batch.row_request_N,
+        q_MHP if new is None else new.cos_sin_TP,
         values,
         maximum,
         total,
+        _arrivals(batch, 0 if is_single else num_tiles * num_kv_heads),
         out_MHP,
         scale * math.log2(math.e),
-        row_start,
+        tile_start,
         num_segments,
-        window_keys,
+        _NO_WINDOW if window is None else window,
         q_MHP.stride(0),
         q_MHP.stride(1),
         k.stride(0),
@@ -325,26 +319,21 @@ def _launch_rows(
         v.stride(1),
         batch.block_tables_BT.stride(0),
         **constants,
+        TILED=is_tiled,
         FUSED=new is not None,
         SINGLE=is_single,
         OVERLAP=is_overlapping,
         num_warps=SEGMENT_WARPS,
         **options,
     )
-    if not is_single:
-        attention_combine_kernel[(num_rows, num_heads)](
-            values,
-            maximum,
-            total,
-            windows,
-            limits,
-            out_MHP,
-            row_start,
-            num_segments,
-            window_keys,
-            **combine_constants(num_heads, head_dim),
-            num_warps=1,
-        )
+
+
+def _arrivals(batch: PreparedBatch, count: int) -> torch.Tensor:
+    """Return `count` zeros: the batch's counters, which every launch leaves at 0, or new ones."""
+    counters = batch.arrivals_X
+    if counters is not None and counters.shape[0] >= count:
+        return counters
+    return torch.zeros(count, dtype=torch.int32, device=batch.positions_N.device)
 
 
 def segment_constants(
@@ -355,7 +344,10 @@ def segment_constants(
     width: int,
     element_bytes: int,
 ) -> dict[str, int]:
-    """Return the compile-time arguments of `attention_segment_kernel` that are no flags."""
+    """Return the compile-time arguments of `attention_segment_kernel` that are no flags.
+
+    `width` is the rows of each request of a dense batch, or the most rows of a row tile.
+    """
     group = num_heads // num_kv_heads
     part_rows = min(width, max(1, _MOST_PACKED // group))
     return {

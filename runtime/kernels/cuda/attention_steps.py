@@ -1,0 +1,172 @@
+"""The steps of paged attention on CUDA: keys of a step, the online softmax, segments in order.
+
+Older keys of a request are final since earlier launches and may be loaded before the kernel that
+makes the new rows has ended; the program then writes the new ones to the pool and reads them back
+into their places among the old.
+
+Legend: M rows times query heads of a program, P head size, S segments.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runtime.kernels.cuda.rope import rotate_high, rotate_low
+
+
+@triton.jit
+def key_places(
+    table_row, keys, is_key, kv_head, KV_HEADS: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr
+):
+    """Return where keys lie in a pool, in heads of one position."""
+    blocks = tl.load(table_row + keys // KV_BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    return (blocks * KV_HEADS + kv_head) * KV_BLOCK_SIZE + keys % KV_BLOCK_SIZE
+
+
+@triton.jit
+def load_keys(
+    k_pool_ptr, v_pool_ptr, places, is_key, k_low, k_high, v,
+    HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Load both halves of keys [P / 2, TILE] and values [TILE, P]; elsewhere keep those given."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    lanes = tl.arange(0, BLOCK_HALF)
+    all_lanes = tl.arange(0, BLOCK_P)
+    k_rows = k_pool_ptr + places[None, :] * HEAD_DIM + lanes[:, None]
+    k_mask = is_key[None, :] & (lanes < HALF)[:, None]
+    k_low = tl.load(k_rows, mask=k_mask, other=k_low)
+    k_high = tl.load(k_rows + HALF, mask=k_mask, other=k_high)
+    v_rows = v_pool_ptr + places[:, None] * HEAD_DIM + all_lanes[None, :]
+    v = tl.load(v_rows, mask=is_key[:, None] & (all_lanes < HEAD_DIM)[None, :], other=v)
+    return k_low, k_high, v
+
+
+@triton.jit
+def store_new_keys(
+    k_rows, v_rows, angles, k_pool_ptr, v_pool_ptr, slots, is_mine, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Rotate new keys and write them and their values to the pool; angles may come early."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    lanes = tl.arange(0, BLOCK_HALF)
+    mask = is_mine[:, None] & (lanes < HALF)[None, :]
+    cos = tl.load(angles, mask=mask, other=0.0)
+    sin = tl.load(angles + HALF, mask=mask, other=0.0)
+    blocks = (slots // KV_BLOCK_SIZE * KV_HEADS + kv_head) * KV_BLOCK_SIZE
+    target = (blocks + slots % KV_BLOCK_SIZE)[:, None] * HEAD_DIM + lanes[None, :]
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    first = tl.load(k_rows, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(k_rows + HALF, mask=mask, other=0.0).to(tl.float32)
+    v_low = tl.load(v_rows, mask=mask, other=0.0)
+    v_high = tl.load(v_rows + HALF, mask=mask, other=0.0)
+    dtype = k_pool_ptr.dtype.element_ty
+    tl.store(k_pool_ptr + target, rotate_low(first, second, cos, sin).to(dtype), mask=mask)
+    tl.store(k_pool_ptr + target + HALF, rotate_high(first, second, cos, sin).to(dtype), mask=mask)
+    tl.store(v_pool_ptr + target, v_low, mask=mask)
+    tl.store(v_pool_ptr + target + HALF, v_high, mask=mask)
+
+
+@triton.jit
+def _weigh_values(weights, values, v, sees):
+    """Add weights @ v; a lane in which a row sees a value that is not finite becomes NaN.
+
+    Rows share v: 0 times an infinite value that only other rows see must not reach a row.
+    """
+    out = tl.dot(weights, v, values, input_precision="ieee")
+    is_bad = tl.abs(out) < float("inf")
+    if tl.min(tl.min(is_bad.to(tl.int32), axis=1), axis=0) == 0:
+        is_finite = tl.abs(v.to(tl.float32)) < float("inf")
+        clean = tl.where(is_finite, v, 0.0).to(v.dtype)
+        poison = tl.where(is_finite, 0.0, 1.0).to(v.dtype)
+        hits = tl.dot(sees.to(v.dtype), poison, input_precision="ieee")
+        out = tl.dot(weights, clean, values, input_precision="ieee")
+        out = tl.where(hits > 0.0, float("nan"), out)
+    return out
+
+
+@triton.jit
+def attend_keys(
+    maximum, total, values, q_low, q_high, k_low, k_high, v, keys, limits, first_keys, scale_log2,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Take one step of the online softmax; total has 16 equal columns."""
+    ones = tl.full((TILE, 16), 1.0, dtype=v.dtype)
+    scores = tl.dot(q_low, k_low, input_precision="ieee")
+    scores = tl.dot(q_high, k_high, scores, input_precision="ieee") * scale_log2
+    sees = (keys[None, :] <= limits[:, None]) & (keys[None, :] >= first_keys[:, None])
+    scores = tl.where(sees, scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    # A row that has seen no key yet subtracts 0, so that no NaN arises.
+    shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    keep = tl.exp2(maximum - shift)[:, None]
+    weights = tl.exp2(scores - shift[:, None]).to(v.dtype)
+    total = tl.dot(weights, ones, total * keep, input_precision="ieee")
+    values = _weigh_values(weights, values * keep, v, sees)
+    return new_maximum, total, values
+
+
+@triton.jit
+def combine_segments(
+    values_ptr, maximum_ptr, total_ptr, base, packed, lanes, first_segments, last_segments,
+    low, high,
+    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Fold the segments low..high in ascending order, each row those between its own bounds.
+
+    The products are rounded before the fused additions, so every tile shape makes the same sums.
+    Other multiprocessors wrote the parts: they are read past the first-level cache.
+    """
+    maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
+    for segment in range(low, high + 1):
+        place = (base + segment) * BLOCK_M + packed
+        part_maximum = tl.load(maximum_ptr + place, cache_modifier=".cg")
+        part_total = tl.load(total_ptr + place, cache_modifier=".cg")
+        part_values = tl.load(
+            values_ptr + place[:, None] * BLOCK_P + lanes[None, :], cache_modifier=".cg"
+        )
+        new_maximum = tl.maximum(maximum, part_maximum)
+        keep = tl.exp2(maximum - new_maximum)
+        add = tl.exp2(part_maximum - new_maximum)
+        keeps = tl.broadcast_to(keep[:, None], (BLOCK_M, BLOCK_P))
+        adds = tl.broadcast_to(add[:, None], (BLOCK_M, BLOCK_P))
+        is_first = segment == first_segments
+        is_later = (segment > first_segments) & (segment <= last_segments)
+        total = tl.where(is_later, tl.fma(part_total, add, total * keep), total)
+        total = tl.where(is_first, part_total, total)
+        values = tl.where(is_later[:, None], tl.fma(part_values, adds, values * keeps), values)
+        values = tl.where(is_first[:, None], part_values, values)
+        maximum = tl.where(is_first, part_maximum, tl.where(is_later, new_maximum, maximum))
+    return total, values
+
+
+@triton.jit
+def join_segments(
+    maximum, total, values, values_ptr, maximum_ptr, total_ptr, counter, base, segment,
+    first_segments, last_segments, low, high,
+    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Store a segment; the last program to arrive returns (True, total, values) of all of them.
+
+    It leaves the counter at 0. The barrier and the counter's order make the parts of all programs
+    visible to it.
+    """
+    packed = tl.arange(0, BLOCK_M)
+    lanes = tl.arange(0, BLOCK_P)
+    place = (base + segment) * BLOCK_M + packed
+    tl.store(maximum_ptr + place, maximum)
+    tl.store(total_ptr + place, total)
+    tl.store(values_ptr + place[:, None] * BLOCK_P + lanes[None, :], values)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == high - low
+    if is_last:
+        tl.store(counter, 0)
+        total, values = combine_segments(
+            values_ptr, maximum_ptr, total_ptr, base, packed, lanes,
+            first_segments, last_segments, low, high, BLOCK_M, BLOCK_P,
+        )  # fmt: skip
+    return is_last, total, values

@@ -1,0 +1,105 @@
+"""Rows of attention that share programs, and segments that the last program combines.
+
+Under the interpreter; see `interpreted.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from runtime.batch import PreparedBatch
+from runtime.kernels.attention import paged_attention_twin
+from runtime.kernels.cuda import attention, kv_write, rope
+from runtime.spec.packing import row_tiles
+from tests.kernels.dense import dense_requests
+from tests.kernels.ladder import PagedRequests, paged_requests, plain, same_bits
+from tests.kernels.references import HALF_ULP
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
+
+DTYPES = [torch.float32, torch.float16]
+
+
+def tiled(batch: PreparedBatch) -> PreparedBatch:
+    """Add the row tiles that a packed batch has."""
+    tiles = row_tiles(batch.row_request_N.tolist())
+    return dataclasses.replace(batch, tiles_U2=torch.tensor(tiles, dtype=torch.int32))
+
+
+def requests_of(dtype: torch.dtype, *, num_kv_heads: int, head_dim: int) -> PagedRequests:
+    return paged_requests(
+        num_kv_heads=num_kv_heads, head_dim=head_dim, kv_block_size=16, lengths=(37, 3, 530),
+        dtype=dtype, seed=1, write=kv_write.launch_write_kv, fill=plain,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 16), (20, 1, 8)])
+@pytest.mark.parametrize("window", [None, 270, 5])
+def test_a_prefill_s_rows_are_the_rows_of_a_decode(
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    requests = requests_of(dtype, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    # A chunk from 0 on, a single row, and a chunk across two segments' ends.
+    rows = [(0, p) for p in range(18)] + [(1, 2)] + [(2, p) for p in (255, 256, 511, 512)]
+    batch = requests.batch(rows)
+    q = plain(len(rows), num_heads, head_dim, seed=2, dtype=dtype)
+    shared = {"scale": 0.3, "window": window}
+    single = attention.launch_paged_attention(q, requests.layer, batch, **shared)
+    together = attention.launch_paged_attention(q, requests.layer, tiled(batch), **shared)
+    assert same_bits(together, single)
+    twin = paged_attention_twin(q, requests.layer, batch, **shared)
+    atol = 5e-6 + 2 * HALF_ULP[dtype]
+    torch.testing.assert_close(together, twin, rtol=2 * HALF_ULP[dtype], atol=atol)
+
+
+def test_row_tiles_cover_the_rows_of_a_batch_in_order() -> None:
+    tiles = row_tiles([0] * 37 + [1] + [2] * 6 + [0] * 2)
+    assert tiles == [(0, 16), (16, 16), (32, 5), (37, 1), (38, 6), (44, 2)]
+    assert row_tiles([]) == []
+
+
+def test_partials_of_a_long_prefill_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = requests_of(torch.float32, num_kv_heads=1, head_dim=16)
+    rows = [(2, p) for p in range(490, 530)]
+    batch = tiled(requests.batch(rows))
+    q = plain(len(rows), 2, 16, seed=2, dtype=torch.float32)
+    whole = attention.launch_paged_attention(q, requests.layer, batch, scale=0.25)
+    monkeypatch.setattr(attention, "_PARTIAL_BYTES", 1)
+    cut = attention.launch_paged_attention(q, requests.layer, batch, scale=0.25)
+    assert same_bits(cut, whole)
+
+
+def test_counters_of_arrivals_are_left_at_zero() -> None:
+    dense = dense_requests(
+        num_heads=4, num_kv_heads=2, head_dim=16, width=3, lengths=(258, 530, 7),
+        dtype=torch.float32,
+    )  # fmt: skip
+    counters = torch.zeros(64, dtype=torch.int32)
+    counted = dataclasses.replace(
+        dense, batch=dataclasses.replace(dense.batch, arrivals_X=counters)
+    )
+    _, expected = dense.attend_separately(attention, rope, kv_write, window=None)
+    for _ in range(2):
+        _, found = counted.attend(attention.launch_paged_attention, window=None)
+        assert same_bits(found, expected)
+        assert not bool(counters.any())
+
+
+@pytest.mark.parametrize("width", [1, 4, 9])
+def test_old_keys_and_new_ones_meet_in_one_step(width: int) -> None:
+    """The pool is poisoned behind the old keys, so a key read before it is written would show."""
+    dense = dense_requests(
+        num_heads=4, num_kv_heads=2, head_dim=16, width=width, lengths=(width, 17, 256, 260),
+        dtype=torch.float32,
+    )  # fmt: skip
+    layer, found = dense.attend(attention.launch_paged_attention, window=None)
+    other, expected = dense.attend_separately(attention, rope, kv_write, window=None)
+    assert same_bits(found, expected)
+    assert bool(found.isfinite().all())
+    assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))
+    assert same_bits(layer.v.nan_to_num(9.0), other.v.nan_to_num(9.0))

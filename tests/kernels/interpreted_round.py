@@ -1,0 +1,68 @@
+"""The ends of a round under the interpreter equal their twins; see `interpreted.py`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from runtime.kernels.cuda.round import launch_commit_round, launch_prepare_round
+from runtime.kernels.round import commit_round_twin, prepare_round_twin
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
+
+NUM_SLOTS = 5
+PADDING = NUM_SLOTS
+SIZE = 16
+
+
+def slots_of(num_requests: int) -> torch.Tensor:
+    """Return distinct slots, then padding."""
+    real = torch.tensor([3, 0, 4])[: max(1, num_requests - 1)]
+    padding = torch.full((num_requests - len(real),), PADDING)
+    return torch.cat((real, padding))
+
+
+@pytest.mark.parametrize("width", [1, 3, 9])
+@pytest.mark.parametrize("num_requests", [1, 2, 5])
+@pytest.mark.parametrize("num_blocks", [4, 300])
+def test_prepare(num_requests: int, width: int, num_blocks: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    lengths = torch.tensor([5, 0, 17, 33, 16, 0])
+    newest = torch.randint(1, 99, (NUM_SLOTS + 1,), generator=generator)
+    tables = torch.randint(1, 50, (NUM_SLOTS + 1, 303), generator=generator, dtype=torch.int32)
+    tables[PADDING] = 0
+    arguments = (slots_of(num_requests), lengths, newest, tables)
+    sizes = {"num_blocks": num_blocks, "width": width, "kv_block_size": SIZE}
+    got = launch_prepare_round(*arguments, **sizes)
+    expected = prepare_round_twin(*arguments, **sizes)
+    for name in expected.__slots__:
+        found, wanted = getattr(got, name), getattr(expected, name)
+        assert found.dtype == wanted.dtype, name
+        assert torch.equal(found, wanted), name
+
+
+@pytest.mark.parametrize("width", [1, 3, 9])
+@pytest.mark.parametrize("num_requests", [1, 2, 5])
+def test_commit(num_requests: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    slots = slots_of(num_requests)
+    wide = torch.randint(1, 99, (num_requests, width + 2), generator=generator)
+    chosen = wide[:, 1 : width + 1]
+    accepted = torch.randint(0, width, (num_requests,), generator=generator)
+    accepted[0] = width - 1
+    lengths = torch.where(slots == PADDING, 0, 7 + slots)
+    states = []
+    for commit in (launch_commit_round, commit_round_twin):
+        state = {
+            "lengths_S": torch.tensor([7, 8, 9, 10, 11, 0]),
+            "newest_ids_target_S": torch.tensor([1, 2, 3, 4, 5, 0]),
+            "output_BX": torch.full((6, 11), -7),
+        }
+        commit(slots, lengths, chosen, accepted, **state)
+        states.append(state)
+    for name, found in states[0].items():
+        assert torch.equal(found, states[1][name]), name
+    assert int(states[0]["lengths_S"][PADDING]) == 0
+    assert int(states[0]["lengths_S"][3]) == 10 + width
