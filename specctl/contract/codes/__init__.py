@@ -7,6 +7,7 @@ from types import MappingProxyType
 from specctl.contract.codes import (
     container,
     conversion,
+    disagg,
     fit,
     formats,
     geometry,
@@ -51,6 +52,7 @@ _MODULES = (
     manifest,
     startup,
     parallel,
+    disagg,
     request,
 )
 

@@ -1,0 +1,133 @@
+"""Which heads of which layers travel from which prefill rank to which decode rank.
+
+Both sides split layers over stages and KV heads over tensor-parallel ranks, each in its own way.
+The plan follows from the two splits alone: every (layer, head) of the decode side is sent exactly
+once, by a rank that has it. Draft layers are numbered after the target's and live on last stages.
+
+*Source:* head h of a layer is on rank h * tp // num_kv_heads of its stage, as the layers are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """How one side holds KV.
+
+    Args:
+        name: `prefill` or `decode`, for messages.
+        stage_layers: target layers of each stage.
+        tensor_parallel: ranks of a stage.
+    """
+
+    name: str
+    stage_layers: tuple[int, ...]
+    tensor_parallel: int
+
+    def stage_of(self, layer: int) -> int:
+        """Return the stage of a target layer; layers beyond them are the draft's, on the last."""
+        end = 0
+        for stage, count in enumerate(self.stage_layers):
+            end += count
+            if layer < end:
+                return stage
+        return len(self.stage_layers) - 1
+
+    def rank(self, stage: int, tp_rank: int) -> int:
+        """Return a world rank; see `runtime.parallel.layout`."""
+        return (len(self.stage_layers) - 1 - stage) * self.tensor_parallel + tp_rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadMove:
+    """Consecutive heads of one layer that go from one rank to another.
+
+    Args:
+        layer: target layers first, then the draft's.
+        source: world rank on the prefill side.
+        destination: world rank on the decode side.
+        source_head: first head, counted within the source rank.
+        destination_head: first head, counted within the destination rank.
+        num_heads: how many.
+    """
+
+    layer: int
+    source: int
+    destination: int
+    source_head: int
+    destination_head: int
+    num_heads: int
+
+
+def plan_moves(prefill: Side, decode: Side, kv_heads: Sequence[int]) -> tuple[HeadMove, ...]:
+    """Return every move between two sides, by layer, then by head.
+
+    Args:
+        prefill: where KV is made.
+        decode: where it goes.
+        kv_heads: KV heads of each target layer, then of each draft layer.
+
+    Raises:
+        DiagnosticError: SD862, the ranks of a side do not divide the heads of a layer, or the sides
+            have other numbers of target layers.
+    """
+    problems = [
+        problem
+        for side in (prefill, decode)
+        for layer, heads in enumerate(kv_heads)
+        if heads % side.tensor_parallel
+        for problem in [_indivisible(side, layer, heads)]
+    ]
+    if sum(prefill.stage_layers) != sum(decode.stage_layers):
+        problems.append(_other_layers(prefill, decode))
+    if problems:
+        raise DiagnosticError(problems)
+    return tuple(
+        move
+        for layer, heads in enumerate(kv_heads)
+        for move in _layer_moves(prefill, decode, layer, heads)
+    )
+
+
+def _layer_moves(prefill: Side, decode: Side, layer: int, heads: int) -> list[HeadMove]:
+    source_stage, destination_stage = prefill.stage_of(layer), decode.stage_of(layer)
+    per_source, per_destination = heads // prefill.tensor_parallel, heads // decode.tensor_parallel
+    count = min(per_source, per_destination)
+    if max(per_source, per_destination) % count:
+        count = 1  # ranges that do not nest: head by head
+    return [
+        HeadMove(
+            layer=layer,
+            source=prefill.rank(source_stage, head // per_source),
+            destination=decode.rank(destination_stage, head // per_destination),
+            source_head=head % per_source,
+            destination_head=head % per_destination,
+            num_heads=count,
+        )
+        for head in range(0, heads, count)
+    ]
+
+
+def _indivisible(side: Side, layer: int, heads: int) -> Diagnostic:
+    return diagnose(
+        "SD862",
+        where=f"handshake, {side.name}, layer {layer}",
+        message=f"{heads} KV heads do not divide over {side.tensor_parallel} ranks",
+        expected=f"a divisor of {heads}",
+        found=side.tensor_parallel,
+    )
+
+
+def _other_layers(prefill: Side, decode: Side) -> Diagnostic:
+    return diagnose(
+        "SD862",
+        where="handshake, layers",
+        message="the two sides split another number of target layers",
+        expected=sum(prefill.stage_layers),
+        found=sum(decode.stage_layers),
+    )
