@@ -10,15 +10,17 @@ import torch
 from runtime.config import DRAFT_PROPOSERS, ProposerName
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, DraftModel, MtpModel, PEagleModel
+from runtime.spec.blend import BlendedProposer
 from runtime.spec.block import BlockProposer
 from runtime.spec.chain import ChainProposer
 from runtime.spec.dynamic_rows import DynamicRows, DynamicRowSettings
 from runtime.spec.mtp import LayeredMtpProposer
 from runtime.spec.ngram import DEFAULT_MAX_NGRAM, NgramProposer
 from runtime.spec.none import NoProposer
-from runtime.spec.oracle import OracleProposer, OracleScript
+from runtime.spec.oracle import DeviceOracleProposer, OracleProposer, OracleScript
 from runtime.spec.parallel import ParallelProposer
-from runtime.spec.types import Proposer
+from runtime.spec.script_table import Room
+from runtime.spec.types import DeviceProposer, Proposer
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 
@@ -48,6 +50,7 @@ def make_proposer(
     draft: DraftParts | None = None,
     script: OracleScript | None = None,
     max_ngram: int = DEFAULT_MAX_NGRAM,
+    room: Room | None = None,
 ) -> Proposer:
     """Make the proposer called `name`.
 
@@ -55,8 +58,9 @@ def make_proposer(
         name: which one.
         device: where proposals are made.
         draft: for the proposers that run one.
-        script: for `oracle`.
+        script: for `oracle`; a draft beside a script has its ids replaced as that says.
         max_ngram: for `ngram`: longest suffix looked up.
+        room: of what a script needs in rounds on the device; None: it is followed on the host.
 
     Raises:
         DiagnosticError: SD807, the named proposer lacks its parts.
@@ -64,17 +68,23 @@ def make_proposer(
     if name in DRAFT_PROPOSERS:
         if draft is None:
             raise _unavailable(name, expected=f"an `{name}` draft in the manifest")
-        return _draft_proposer(draft)
+        proposer = _draft_proposer(draft)
+        if script is None:
+            return proposer
+        assert room is not None, "ids of a draft are replaced on the device"
+        return BlendedProposer(proposer, script, room, device=device)
     if name == "oracle":
         if script is None:
             raise _unavailable(name, expected="a script to replay")
-        return OracleProposer(script, device=device)
+        if room is None or script.rounds:
+            return OracleProposer(script, device=device)
+        return DeviceOracleProposer(script, room, device=device)
     if name == "ngram":
         return NgramProposer(device=device, max_ngram=max_ngram)
     return NoProposer(device=device)
 
 
-def _draft_proposer(draft: DraftParts) -> Proposer:
+def _draft_proposer(draft: DraftParts) -> DeviceProposer:
     """Return the proposer of a kind of model."""
     model, kv = draft.model, draft.kv
     block_size, num_slots = draft.kv_block_size, draft.num_slots
