@@ -6,6 +6,25 @@ from specctl.contract.codes.table import Code
 
 CODES: tuple[Code, ...] = (
     Code(
+        code="SD860",
+        slug="handshake-differs",
+        severity="error",
+        summary="A prefill and a decode server disagree on something that makes tokens or bytes.",
+        why=(
+            "KV of another model, layout or kernel table has the right size and the wrong numbers: "
+            "a transfer would succeed and the text would be wrong."
+        ),
+        fix="Start both servers from the same manifest, version and settings",
+    ),
+    Code(
+        code="SD861",
+        slug="peer-unreachable",
+        severity="error",
+        summary="A peer of a disaggregated server cannot be reached, or its connection ended.",
+        why="Without the peer a request has no prefill; it is tried on another peer, or ends.",
+        fix="Check the address and the log of the peer; `/health` of the router lists its peers",
+    ),
+    Code(
         code="SD862",
         slug="kv-cannot-be-resharded",
         severity="error",
