@@ -58,6 +58,7 @@ class EngineOptions:
     kv_memory_fraction: float | None = None
     enable_prefix_cache: bool | None = None
     graphs: str | None = None
+    verification: str | None = None
     dynamic_rows: int | None = None
     dynamic_rank: int | None = None
 
@@ -78,6 +79,7 @@ class EngineOptions:
             kv_memory_fraction=self.kv_memory_fraction,
             enable_prefix_cache=self.enable_prefix_cache,
             graphs=self.graphs,
+            verification=self.verification,
             dynamic_rows=self.dynamic_rows,
             dynamic_rank=self.dynamic_rank,
         )

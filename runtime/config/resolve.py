@@ -27,7 +27,7 @@ from runtime.config.values import (
     Overrides,
     RuntimeConfig,
 )
-from specctl.contract.manifest import Manifest
+from specctl.contract.manifest import Manifest, VerificationMode
 
 
 def resolve_config(
@@ -67,6 +67,7 @@ def resolve_config(
         num_affordable_blocks=num_affordable_blocks,
     )
     graphs = _settle_graphs(ledger)
+    verification = _settle_verification(ledger, manifest)
     dynamic_rows, dynamic_rank = settle_dynamic_rows(ledger, manifest, proposer)
     ledger.raise_errors()
     check_draft_context(ledger, manifest, proposer, max_model_len)
@@ -88,6 +89,7 @@ def resolve_config(
         batch_buckets=ledger.pick("batch_buckets", buckets, origin="manifest"),
         enable_prefix_cache=ledger.pick("enable_prefix_cache", True),
         graphs=graphs,
+        verification=verification,
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,
         target_vocab_size=ledger.note("target_vocab_size", target.vocab_size, "manifest"),
@@ -106,6 +108,19 @@ def _settle_graphs(ledger: Ledger) -> GraphsMode:
         expected = " or ".join(modes)
         ledger.refuse("SD832", "graphs", f"`graphs` is {given}", expected=expected, found=given)
         return "off"
+    return mode
+
+
+def _settle_verification(ledger: Ledger, manifest: Manifest) -> VerificationMode:
+    """Return how drafts of sampled requests are decided about."""
+    given = ledger.pick("verification", manifest.sampling.verification, origin="manifest")
+    modes: tuple[VerificationMode, ...] = get_args(VerificationMode)
+    mode = next((item for item in modes if item == given), None)
+    if mode is None:
+        expected = " or ".join(modes)
+        message = f"`verification` is {given}"
+        ledger.refuse("SD832", "verification", message, expected=expected, found=given)
+        return "seeded"
     return mode
 
 

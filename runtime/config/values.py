@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import VerificationMode
 
 ProposerName = Literal[
     "none",
@@ -76,6 +77,7 @@ class Overrides:
     batch_buckets: tuple[int, ...] | None = None
     enable_prefix_cache: bool | None = None
     graphs: str | None = None
+    verification: str | None = None
     dynamic_rows: int | None = None
     dynamic_rank: int | None = None
 
@@ -106,6 +108,7 @@ class RuntimeConfig:
             draft's choice, the newest so many; greedy drafts of a head shared with the target only.
         dynamic_rank: dimensions of the projection of the head that brings back further ids; 0: none
             are.
+        verification: how drafts of sampled requests are decided about.
         target_vocab_size: rows of the target's embedding.
         eos_ids_target: target ids that end a request.
         origins: field -> where its value comes from.
@@ -128,6 +131,7 @@ class RuntimeConfig:
     batch_buckets: tuple[int, ...]
     enable_prefix_cache: bool
     graphs: GraphsMode
+    verification: VerificationMode
     target_vocab_size: int
     eos_ids_target: tuple[int, ...]
     origins: Mapping[str, ConfigOrigin]

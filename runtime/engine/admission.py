@@ -17,7 +17,7 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
 def admit(wish: RequestInput, config: RuntimeConfig, tokenizer: Tokenizer | None) -> Request:
-    """Return the request with everything settled: seed, end ids, lengths.
+    """Return the request with everything settled: seed, end ids, lengths, verification.
 
     Raises:
         DiagnosticError: SD904 (ranges), SD908 to SD910 (prompt), SD911 (stop strings without a
@@ -48,6 +48,7 @@ def _settled_params(wish: RequestInput, config: RuntimeConfig) -> SamplingParams
         wish.params,
         seed=wish.params.seed if wish.has_seed else secrets.randbits(63),
         end_ids_target=tuple(sorted({*eos, *wish.stop_ids})),
+        verification=config.verification,
     )
 
 

@@ -198,6 +198,7 @@ def _with_prefills(proposal: Proposal, num_prefills: int) -> Proposal:
             [drafts_BG, drafts_BG.new_zeros((num_prefills, drafts_BG.shape[1]))]
         ),
         num_drafts=(*proposal.num_drafts, *(0,) * num_prefills),
+        q=proposal.q,  # read by the rows of drafts only
     )
 
 

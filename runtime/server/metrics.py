@@ -82,7 +82,8 @@ class MetricsCollector(Collector):
         )
         info = InfoMetricFamily(
             "specctl_engine",
-            "How drafts are verified: `seeded` keeps the tokens of target-only decoding.",
+            "How drafts of sampled requests are verified: `seeded` keeps the tokens of target-only "
+            "decoding, `rejection` their distribution.",
         )
         info.add_metric([], self._labels)
         yield info

@@ -89,6 +89,6 @@ def make_services(
         front=front,
         served=served,
         info=lambda: info_object(config, manifest, server_info, graphs=llm.engine.graph_report),
-        verification=manifest.sampling.verification,
+        verification=config.verification,
         proposer=config.proposer,
     )

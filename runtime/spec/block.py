@@ -26,7 +26,7 @@ from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
 from runtime.spec.block_round import block_states, read_block
-from runtime.spec.draft_choice import choose_drafts
+from runtime.spec.draft_choice import DraftLaws, choose_drafts
 from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
 from runtime.spec.types import Observation, Proposal, RequestView
@@ -100,6 +100,11 @@ class BlockProposer:
         )
         """Chance of each draft of a slot's newest round, given those before; 1 where unknown."""
 
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the draft has a confidence head."""
+        return self._model.confidence is not None
+
     def max_drafts(self, view: RequestView) -> int:
         """Return the drafts that a block yields and whose positions the draft's context holds."""
         room = self._model.max_positions - len(view.ids_target)
@@ -124,11 +129,12 @@ class BlockProposer:
         depth = max(num_drafts, default=0)
         ids_target_BG = torch.zeros((len(views), depth), dtype=torch.int64, device=self._device)
         active = [b for b, count in enumerate(num_drafts) if count]
+        laws = DraftLaws(self._chooser, views, num_drafts=depth)
         if active:
             blocks = self._pack([views[b] for b in active], [num_drafts[b] for b in active])
             hidden_NH = self._model.forward(blocks.rows, self._kv)
-            ids_target_BG[self._index(active)] = self._read(blocks, hidden_NH)
-        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+            ids_target_BG[self._index(active)] = self._read(blocks, hidden_NH, laws)
+        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
@@ -189,7 +195,7 @@ class BlockProposer:
             views=tuple(views),
         )
 
-    def _read(self, blocks: _Blocks, hidden_NH: torch.Tensor) -> torch.Tensor:
+    def _read(self, blocks: _Blocks, hidden_NH: torch.Tensor, laws: DraftLaws) -> torch.Tensor:
         """Return int64 target ids [B, G], 0 beyond a view's drafts: the heads, slot by slot."""
         model, count = self._model, len(blocks.views)
         depth = max(blocks.num_drafts)
@@ -213,7 +219,7 @@ class BlockProposer:
                 continue
             logits_MR = model.select(logits_MR, previous_B[index], hidden_MH)
             views = [blocks.views[n] for n in staying]
-            chosen_M = choose_drafts(self._chooser, logits_MR, views, draft_index=j)
+            chosen_M = choose_drafts(self._chooser, logits_MR, views, draft_index=j, laws=laws)
             ids_target_BG[index, j] = chosen_M
             previous_B = previous_B.index_copy(0, index, chosen_M)
             if model.confidence is not None:

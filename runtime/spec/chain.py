@@ -23,7 +23,7 @@ import torch
 from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import ChainDraft
-from runtime.spec.draft_choice import DraftHead, choose_drafts
+from runtime.spec.draft_choice import DraftHead, DraftLaws, choose_drafts
 from runtime.spec.dynamic_rows import DynamicRows
 from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
@@ -101,10 +101,13 @@ class ChainProposer:
         hidden = self._entries.newest(self._index([views[b].slot for b in active]))
         block_tables_BT = pack_block_tables(views, device=self._device)
         active_N = self._index(active)
+        laws = DraftLaws(self._model, views, num_drafts=depth)
         for j in range(depth):
             drafting = [views[b] for b in active]
             head = self._head(self._index([view.slot for view in drafting]))
-            ids_target_N = choose_drafts(head, hidden.head_input_NH, drafting, draft_index=j)
+            ids_target_N = choose_drafts(
+                head, hidden.head_input_NH, drafting, draft_index=j, laws=laws
+            )
             ids_target_BG[active_N, j] = ids_target_N
             staying = [n for n, b in enumerate(active) if num_drafts[b] > j + 1]
             if not staying:
@@ -122,7 +125,7 @@ class ChainProposer:
                 kv_block_size=self._kv_block_size,
             )
             hidden = self._model.forward(entries, state_NH, self._kv)
-        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return int64 target ids [B, num_drafts]; see `RoundDraft`.

@@ -22,7 +22,7 @@ import torch
 from runtime.batch import PreparedBatch, RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import MtpModel
-from runtime.spec.draft_choice import choose_drafts
+from runtime.spec.draft_choice import DraftLaws, choose_drafts
 from runtime.spec.host import on_device
 from runtime.spec.mtp_round import LayeredRound, LayerState
 from runtime.spec.packing import Place, pack_block_tables, pack_places
@@ -113,6 +113,7 @@ class LayeredMtpProposer:
         block_tables_BT = pack_block_tables(views, device=self._device)
         rows_of: dict[int, list[int]] = {}  # view -> its rows in `state_NH`
         state_NH = self._kept_KSH.new_zeros((0, self._kept_KSH.shape[2]))
+        laws = DraftLaws(self._model, views, num_drafts=depth)
         for index in range(depth):
             active = [b for b, count in enumerate(num_drafts) if count > index]
             active_N = self._index(active)
@@ -137,9 +138,13 @@ class LayeredMtpProposer:
                 ends = self._index([rows_of[b][-1] for b in active])
                 head_input_NH = hidden.head_input_NH[ends]
             ids_target_BG[active_N, index] = choose_drafts(
-                self._model, head_input_NH, [views[b] for b in active], draft_index=index
+                self._model,
+                head_input_NH,
+                [views[b] for b in active],
+                draft_index=index,
+                laws=laws,
             )
-        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return int64 target ids [B, num_drafts]; see `RoundDraft`.

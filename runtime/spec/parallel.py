@@ -19,7 +19,7 @@ import torch
 from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import PEagleModel
-from runtime.spec.draft_choice import choose_drafts
+from runtime.spec.draft_choice import DraftLaws, choose_drafts
 from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
@@ -81,6 +81,7 @@ class ParallelProposer:
         first_rows = [len(active)]  # of each active view's mask rows
         for b in active:
             first_rows.append(first_rows[-1] + num_drafts[b] - 1)
+        laws = DraftLaws(self._model, views, num_drafts=depth)
         for j in range(depth):
             staying = [n for n, b in enumerate(active) if num_drafts[b] > j]
             rows = [first_rows[n] + j - 1 if j else n for n in staying]
@@ -90,8 +91,9 @@ class ParallelProposer:
                 head_input_NH[self._index(rows)],
                 [views[active[n]] for n in staying],
                 draft_index=j,
+                laws=laws,
             )
-        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts)
+        return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return int64 target ids [B, num_drafts]; see `RoundDraft`.

@@ -4,16 +4,16 @@ Order of the options (each sees the result of the one before):
 1. `logit_bias` is added;
 2. `repetition_penalty` over ids of prompt and output (positive logits divided, others multiplied);
 3. `presence_penalty`, then `frequency_penalty` times the count, over ids of the output;
-4. end ids are masked while fewer than `min_tokens` tokens are out;
+4. end ids are masked while fewer than `min_tokens` tokens are out, and ids that a grammar forbids;
 greedy stops here and takes the highest value, the lowest id on a tie;
 5. division by `temperature`;
 6. `top_k`, 7. `min_p` (against the most likely id), 8. `top_p` over what is left, renormalised.
 Filters rank ids by (value descending, id ascending), so ties at a border are always cut alike.
 
-Invariants: one row at a time, shapes depend on the vocabulary only; sums whose order a device may
-choose are integer sums. So a row's result never depends on the batch.
+Invariants: elementwise operations round once each, sums whose order a device may choose are integer
+sums, and sorting and maxima are exact. So a row's result never depends on the batch.
 
-Legend: V ids of one vocabulary (the filters work in either vocabulary).
+Legend: M rows, V ids of one vocabulary (the filters work in either vocabulary).
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from runtime.kernels.exact import exact_exp
 from runtime.spec.host import on_device
 from runtime.spec.noise import NoiseKey
 from runtime.spec.types import RequestView, SamplingParams
 
 _MASKED = -math.inf
 # Fixed point of the top-p sum: 40 bits for a weight in [0, 1] leave 23 bits for the vocabulary.
-_FIXED_POINT = 2.0**40
+FIXED_POINT = 2.0**40
+KEEPS_ALL = 2**31 - 1
+"""A `top_k` beyond every vocabulary."""
 # Temperatures beyond these count as these: they and their reciprocals are normal in float32.
 _LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 2.0**-126, 2.0**126
 
@@ -79,7 +82,10 @@ class TokenCounts:
 
 
 def process_logits(
-    logits_V: torch.Tensor, params: SamplingParams, counts: TokenCounts
+    logits_V: torch.Tensor,
+    params: SamplingParams,
+    counts: TokenCounts,
+    allowed_V: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Apply a request's options to one row of target logits; the input is not changed.
 
@@ -87,6 +93,7 @@ def process_logits(
         logits_V: fp32 [V], target vocabulary.
         params: the request's options.
         counts: the tokens before the one being chosen.
+        allowed_V: bool [V], ids that a grammar allows here; None allows all.
 
     Returns:
         fp32 [V]: for greedy the changed logits, else log weights (up to a constant) of the law
@@ -102,8 +109,10 @@ def process_logits(
         _penalise(values_V, params, counts)
     if counts.num_output < params.min_tokens and params.end_ids_target:
         values_V[on_device(params.end_ids_target, device=values_V.device)] = _MASKED
+    if allowed_V is not None:
+        values_V = torch.where(allowed_V, values_V, _MASKED)
     if params.is_greedy:
-        return _comparable(values_V)
+        return comparable(values_V)
     return filter_ids(scale(values_V, params.temperature), params)
 
 
@@ -123,7 +132,7 @@ def _penalise(values_V: torch.Tensor, params: SamplingParams, counts: TokenCount
     values_V[index] -= params.frequency_penalty * times
 
 
-def _comparable(values_V: torch.Tensor) -> torch.Tensor:
+def comparable(values_V: torch.Tensor) -> torch.Tensor:
     """Return values of which one is the highest: NaN is -inf and +inf the highest finite number.
 
     NaN is never chosen, as in the head's own argmax. Options beyond float32's range make infinities
@@ -134,40 +143,138 @@ def _comparable(values_V: torch.Tensor) -> torch.Tensor:
 
 def scale(values_V: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return (values - max) / temperature: 0 at the maximum, less elsewhere, never NaN."""
-    values_V = _comparable(values_V)
-    highest = values_V.max().clamp(min=torch.finfo(torch.float32).min)
-    temperature = min(max(temperature, _LEAST_TEMPERATURE), _LARGEST_TEMPERATURE)
-    return (values_V - highest) / temperature
+    temperature_M = on_device(
+        [usable_temperature(temperature)], dtype=torch.float32, device=values_V.device
+    )
+    return scale_rows(values_V[None], temperature_M)[0]
+
+
+def usable_temperature(temperature: float) -> float:
+    """Return the temperature that counts."""
+    return min(max(temperature, _LEAST_TEMPERATURE), _LARGEST_TEMPERATURE)
+
+
+def scale_rows(values_MV: torch.Tensor, temperature_M: torch.Tensor) -> torch.Tensor:
+    """Compute `scale` for many rows.
+
+    Args:
+        values_MV: fp32.
+        temperature_M: fp32, each a `usable_temperature`.
+
+    Exactness: a row depends on itself alone.
+    Graph-safe: yes.
+    """
+    values_MV = comparable(values_MV)
+    lowest = torch.finfo(torch.float32).min
+    highest_M1 = values_MV.amax(dim=1, keepdim=True).clamp(min=lowest)
+    return (values_MV - highest_M1) / temperature_M[:, None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FilterRows:
+    """Filters of M rows on the device, each with a value that keeps every id.
+
+    Args:
+        top_k_M: int64; V or more keeps all.
+        log_min_p_M: fp32; -inf keeps all.
+        top_p_M: fp64; 1 keeps all.
+    """
+
+    top_k_M: torch.Tensor
+    log_min_p_M: torch.Tensor
+    top_p_M: torch.Tensor
+
+
+def filter_columns(params: SamplingParams) -> tuple[int, float, float]:
+    """Return a request's (top_k, log min_p, top_p) as `FilterRows` holds them."""
+    return (
+        params.top_k if params.top_k > 0 else KEEPS_ALL,
+        math.log(params.min_p) if params.min_p > 0.0 else _MASKED,
+        params.top_p,
+    )
 
 
 def filter_ids(scaled_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Return the log weights with ids that top-k, min-p and top-p drop set to -inf.
 
     Args:
-        scaled_V: fp32 [V] log weights, in either vocabulary.
+        scaled_V: fp32 [V] log weights of which the highest is 0, in either vocabulary.
         params: the request's options.
 
     Invariants: the most likely id is always kept.
     """
-    has_top_k = 0 < params.top_k < scaled_V.shape[0]
-    if not has_top_k and params.min_p <= 0.0 and params.top_p >= 1.0:
+    if not has_filters(params, num_ids=scaled_V.shape[0]):
         return scaled_V
-    ordered_V, order_V = torch.sort(scaled_V, descending=True, stable=True)
-    rank_V = torch.arange(ordered_V.shape[0], device=ordered_V.device)
-    keep_V = torch.ones_like(rank_V, dtype=torch.bool)
-    if has_top_k:
-        keep_V &= rank_V < params.top_k
-    if params.min_p > 0.0:
-        keep_V &= ordered_V >= ordered_V[0] + math.log(params.min_p)
-    if params.top_p < 1.0:
-        weights_V = torch.exp((ordered_V - ordered_V[0]).to(torch.float64)) * _FIXED_POINT
-        # Integers: a float prefix sum may be added in another order from one call to the next.
-        mass_V = weights_V.round().to(torch.int64) * keep_V
-        before_V = mass_V.cumsum(dim=0) - mass_V
-        keep_V &= before_V.to(torch.float64) < mass_V.sum().to(torch.float64) * params.top_p
-    keep_V |= rank_V == 0
-    kept_V = torch.where(keep_V, ordered_V, _MASKED)
-    return torch.empty_like(scaled_V).scatter_(0, order_V, kept_V)
+    return filter_rows(scaled_V[None], filters_of([params], device=scaled_V.device))[0]
+
+
+def law_rows(logits_MV: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Return fp32 log weights [M, V] of rows without options that change single logits.
+
+    Args:
+        logits_MV: fp32, in either vocabulary.
+        params: of each row; temperature and filters are read.
+
+    Exactness: a row has the bits of `filter_ids(scale(row))`.
+    Sync: none.
+    """
+    device = logits_MV.device
+    temperature_M = on_device(
+        [usable_temperature(item.temperature) for item in params],
+        dtype=torch.float32,
+        device=device,
+    )
+    scaled_MV = scale_rows(logits_MV, temperature_M)
+    if not any(has_filters(item, num_ids=logits_MV.shape[1]) for item in params):
+        return scaled_MV
+    return filter_rows(scaled_MV, filters_of(params, device=device))
+
+
+def filters_of(params: Sequence[SamplingParams], *, device: torch.device) -> FilterRows:
+    """Return the filters of requests on the device.
+
+    Sync: none.
+    """
+    top_k, log_min_p, top_p = zip(*(filter_columns(item) for item in params), strict=True)
+    return FilterRows(
+        top_k_M=on_device(top_k, device=device),
+        log_min_p_M=on_device(log_min_p, dtype=torch.float32, device=device),
+        top_p_M=on_device(top_p, dtype=torch.float64, device=device),
+    )
+
+
+def has_filters(params: SamplingParams, *, num_ids: int) -> bool:
+    """Tell whether a filter may drop one of `num_ids` ids."""
+    return 0 < params.top_k < num_ids or params.min_p > 0.0 or params.top_p < 1.0
+
+
+def filter_rows(scaled_MV: torch.Tensor, rows: FilterRows) -> torch.Tensor:
+    """Compute `filter_ids` for many rows.
+
+    Exactness: a row depends on itself alone; sums whose order a device may choose are integer sums.
+    Graph-safe: yes.
+    """
+    ordered_MV, order_MV = torch.sort(scaled_MV, dim=1, descending=True, stable=True)
+    rank_V = torch.arange(ordered_MV.shape[1], device=ordered_MV.device)
+    keep_MV = rank_V < rows.top_k_M[:, None]
+    keep_MV &= ordered_MV >= rows.log_min_p_M[:, None]
+    mass_MV = masses(ordered_MV) * keep_MV
+    before_MV = (mass_MV.cumsum(dim=1) - mass_MV).to(torch.float64)
+    share_M1 = mass_MV.sum(dim=1, keepdim=True).to(torch.float64) * rows.top_p_M[:, None]
+    keep_MV &= (before_MV < share_M1) | (rows.top_p_M[:, None] >= 1.0)
+    keep_MV |= rank_V == 0
+    kept_MV = torch.where(keep_MV, ordered_MV, _MASKED)
+    return torch.empty_like(scaled_MV).scatter_(1, order_MV, kept_MV)
+
+
+def masses(scaled_MV: torch.Tensor) -> torch.Tensor:
+    """Return exp(log weight) in fixed point, int64: 2**40 at the highest, whose log weight is 0.
+
+    Integers: a float sum may be added in another order from one call to the next.
+
+    Exactness: elementwise.
+    """
+    return (exact_exp(scaled_MV.to(torch.float64)) * FIXED_POINT).round().to(torch.int64)
 
 
 def noise_key(params: SamplingParams, position: int) -> NoiseKey:

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from runtime.batch import PreparedBatch, RoundDraft
+from specctl.contract.manifest import VerificationMode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +27,8 @@ class SamplingParams:
         min_tokens: end ids are masked until this many tokens are out.
         end_ids_target: ids that end the request (masked while below `min_tokens`); empty under
             ignore_eos.
+        verification: how drafts of a sampled request are decided about; settled at admission.
+        num_logprobs: likeliest ids reported with each token's log probability; None reports none.
     """
 
     temperature: float = 0.0
@@ -40,6 +43,13 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     end_ids_target: tuple[int, ...] = ()
+    verification: VerificationMode = "seeded"
+    num_logprobs: int | None = None
+
+    @property
+    def is_rejection(self) -> bool:
+        """Whether drafts are accepted with a probability (rejection mode)."""
+        return self.verification == "rejection" and not self.is_greedy
 
     @property
     def is_greedy(self) -> bool:
@@ -81,6 +91,22 @@ class RequestView:
     num_drafts: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DraftLaw:
+    """The laws q that drafts were drawn from, over the draft's vocabulary.
+
+    Args:
+        log_q_BGR: fp32 log weights, up to a constant for each draft; -inf cannot be drawn.
+        ids_target_R: int64, target id of each column.
+        is_known: per request, whether its drafts were drawn with these weights; a request without
+            a known law has drafts that count as certain (q is one-hot), and its rows hold anything.
+    """
+
+    log_q_BGR: torch.Tensor
+    ids_target_R: torch.Tensor
+    is_known: tuple[bool, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
     """Drafts of one round.
@@ -89,10 +115,25 @@ class Proposal:
         ids_target_BG: int64 [B, G] on the runtime's device; entries at or beyond a request's
             `num_drafts` are 0 and not drafts.
         num_drafts: per request, 0..G; never more than the view asked for.
+        q: laws of the drafts, read for requests in rejection mode; None: every draft is certain.
     """
 
     ids_target_BG: torch.Tensor
     num_drafts: tuple[int, ...]
+    q: DraftLaw | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities under the target at one committed token, before any request option.
+
+    Args:
+        logprob: of the token, natural logarithm.
+        top: (target id, logprob) of the likeliest ids, most likely first, the lowest id on a tie.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,11 +144,13 @@ class RoundResult:
         committed: target ids that the round commits: accepted drafts then the bonus token.
         num_drafts: drafts verified.
         num_accepted_drafts: len(committed) - 1.
+        logprobs: per request one entry for each committed token, or none where none are asked for.
     """
 
     committed: tuple[tuple[int, ...], ...]
     num_drafts: tuple[int, ...]
     num_accepted_drafts: tuple[int, ...]
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ import msgspec
 SCHEMA_VERSION = 1
 
 OriginKind = Literal["read", "derived", "given"]
+VerificationMode = Literal["seeded", "rejection"]
 DraftAlgorithm = Literal["eagle3", "dspark", "mtp", "dflash", "eagle", "dflash2", "peagle"]
 """Drafts that a manifest can describe."""
 BLOCK_DRAFTS: tuple[DraftAlgorithm, ...] = ("dspark", "dflash", "dflash2")
@@ -335,9 +336,13 @@ class Graphs(_Facts, frozen=True, kw_only=True):
 
 
 class Sampling(_Facts, frozen=True, kw_only=True):
-    """Verification mode for sampled requests; greedy requests are exact in every mode."""
+    """How drafts of sampled requests are decided about; greedy requests are exact in every mode.
 
-    verification: Literal["seeded"]
+    Args:
+        verification: `seeded` keeps the tokens of target-only decoding, `rejection` their law.
+    """
+
+    verification: VerificationMode
 
 
 class AcceptedDiagnostic(_Facts, frozen=True, kw_only=True):

@@ -209,4 +209,29 @@ CODES: tuple[Code, ...] = (
         ),
         fix="Give the reference file that was made from the same prompts, in the same order",
     ),
+    Code(
+        code="SD923",
+        slug="logits-not-numbers",
+        severity="error",
+        summary="The target computed NaN where a token of this request is chosen.",
+        why=(
+            "A sampler would choose something from them, and the answer would look like one. "
+            "Damaged weights, or a number format whose range the model leaves, are the causes seen."
+        ),
+        fix=(
+            "Look for NaN in the weights with `specctl validate --deep`; run in bfloat16 or float32 "
+            "if the model was trained so"
+        ),
+    ),
+    Code(
+        code="SD924",
+        slug="no-token-left",
+        severity="error",
+        summary="Every token is masked at a position: options or a grammar leave none to choose.",
+        why="Any token taken here would break one of the options that the request set.",
+        fix=(
+            "Lift one of them: `min_tokens` masks end tokens, `logit_bias` may forbid all others, "
+            "and a grammar may contradict both"
+        ),
+    ),
 )

@@ -50,6 +50,7 @@ def _scheduler(**changes: int) -> tuple[Scheduler, BlockManager, _Eager]:
         batch_buckets=(1,),
         enable_prefix_cache=False,
         graphs="off",
+        verification="seeded",
         target_vocab_size=100,
         eos_ids_target=(),
         origins={},

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import runtime.spec.verify as verify_module
+from runtime.kernels.noise import NoiseRows
 from runtime.spec.noise import NoiseKey, gumbel_from_words, gumbel_rows
 from runtime.spec.sampling import TokenCounts, choose_with, process_logits
 from runtime.spec.types import SamplingParams
@@ -35,6 +36,7 @@ VARIANTS = [
 ]
 EMPTY = TokenCounts(num_output=0)
 choose_rows = torch.func.vmap(choose_with, in_dims=(None, 0))
+choose_rows_with = torch.func.vmap(choose_with)
 
 
 def grid_noise(num_strata: int) -> torch.Tensor:
@@ -68,11 +70,13 @@ def two_token_rounds(
 ) -> tuple[int, ...]:
     """Commit two tokens after a prompt, where the noise of position p is noise[p - 2]."""
 
-    def stub(keys: Sequence[NoiseKey], *, num_ids: int, device: torch.device) -> torch.Tensor:
-        rows = [noise[min(key.position - 2, 1)] for key in keys]
-        return torch.tensor(rows).reshape(len(keys), num_ids)
+    def stub(
+        weights_MV: torch.Tensor, rows: NoiseRows, kind: int, *, is_sampled_M: torch.Tensor
+    ) -> torch.Tensor:
+        added = [noise[min(position - 2, 1)] for position in rows.position_M.tolist()]
+        return choose_rows_with(weights_MV, torch.tensor(added).reshape(weights_MV.shape))
 
-    monkeypatch.setattr(verify_module, "gumbel_rows", stub)
+    monkeypatch.setattr(verify_module, "sample", stub)
     model = hash_model(3, 3)
     ids: tuple[int, ...] = (0, 1)
     while len(ids) < 4:
