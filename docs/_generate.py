@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs._formats import formats_page  # noqa: E402
 from docs._registry import engines_page  # noqa: E402
+from docs._served import served_page  # noqa: E402
 from docs._server import server_page  # noqa: E402
 from docs._table import table  # noqa: E402
 from docs._tree import index_page  # noqa: E402
@@ -55,6 +56,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "manifest.md": manifest_page,
         "formats.md": lambda: formats_page(NOTICE),
         "engines.md": lambda: engines_page(NOTICE, table),
+        "served.md": lambda: served_page(NOTICE, table),
         "server.md": lambda: server_page(NOTICE, table),
         "../index.md": index_page,
         "schemas/manifest.schema.json": lambda: as_json(manifest_json_schema()),

@@ -74,9 +74,9 @@ def run(
         )
         stream = stream + _attend(tensors, prefix + "self_attn.", layer, source)
         inner = norm(stream, tensors[prefix + "post_attention_layernorm.weight"], eps)
-        gate = inner @ tensors[prefix + "mlp.gate_proj.weight"].T
-        up = inner @ tensors[prefix + "mlp.up_proj.weight"].T
-        stream = stream + (silu(gate) * up) @ tensors[prefix + "mlp.down_proj.weight"].T
+        gate = _project(tensors, prefix + "mlp.gate_proj", inner)
+        up = _project(tensors, prefix + "mlp.up_proj", inner)
+        stream = stream + _project(tensors, prefix + "mlp.down_proj", silu(gate) * up)
     last = norm(stream, tensors["norm.weight"], eps)
     return ReferenceOutput(raw=stream, normed=last, logits=last @ tensors["lm_head.weight"].T)
 
@@ -85,13 +85,17 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
+def _project(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    return x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", torch.zeros(()))
+
+
 def _attend(
     tensors: Tensors, prefix: str, layer: Mapping[str, Any], source: torch.Tensor
 ) -> torch.Tensor:
     length, head_dim = source.shape[0], layer["head_dim"]
     groups = layer["num_attention_heads"] // layer["num_key_value_heads"]
     q, k, v = (
-        (source @ tensors[f"{prefix}{name}_proj.weight"].T).view(length, -1, head_dim)
+        _project(tensors, f"{prefix}{name}_proj", source).view(length, -1, head_dim)
         for name in "qkv"
     )
     if f"{prefix}q_norm.weight" in tensors:
@@ -103,7 +107,7 @@ def _attend(
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     mixed = torch.einsum("hij,jhd->ihd", weights, v).reshape(length, -1)
-    return mixed @ tensors[f"{prefix}o_proj.weight"].T
+    return _project(tensors, f"{prefix}o_proj", mixed)
 
 
 def _rotate(x: torch.Tensor, layer: Mapping[str, Any]) -> torch.Tensor:

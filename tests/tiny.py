@@ -186,6 +186,7 @@ def write_tiny_eagle3(
     num_kv_heads: int = 2,
     draft_vocab_size: int | None = 64,
     has_own_embedding: bool = False,
+    has_biases: bool = False,
     has_norm_before_residual: bool = False,
     has_norm_before_fc: bool = False,
     has_fc_norm: bool = False,
@@ -199,6 +200,7 @@ def write_tiny_eagle3(
 
     Args:
         hidden_size: None for the target's; another one needs `has_own_embedding`.
+        has_biases: of fc, attention and MLP.
         draft_vocab_size: rows of the reduced head, None for the target's vocabulary.
         boundary_ids: aux layers in boundary numbering (k = after k blocks).
     """
@@ -210,7 +212,7 @@ def write_tiny_eagle3(
     states = len(boundary_ids)
     weights = Weights(seed)
     wide = states * target["hidden_size"]
-    weights.linear("fc", hidden, wide, has_bias=False, gain=1.0)
+    weights.linear("fc", hidden, wide, has_bias=has_biases, gain=1.0)
     if has_norm_before_fc:
         weights.norm("input_norm", wide)
     for index in range(states if has_fc_norm else 0):
@@ -221,9 +223,9 @@ def write_tiny_eagle3(
             sizes,
             input_size=2 * hidden if index == 0 else hidden,
             output_gain=1.0,
-            has_qkv_bias=False,
-            has_o_bias=False,
-            has_mlp_bias=False,
+            has_qkv_bias=has_biases,
+            has_o_bias=has_biases,
+            has_mlp_bias=has_biases,
             has_qk_norm=family == "qwen3",
         )
     weights.norm("layers.0.hidden_norm", hidden)
@@ -238,6 +240,8 @@ def write_tiny_eagle3(
         "vocab_size": target_rows,
         "tie_word_embeddings": False,
     }
+    if has_biases:
+        layer_config |= {"attention_bias": True, "mlp_bias": True}
     config = {
         "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": rows,
