@@ -45,6 +45,13 @@ class Numbering(str, Enum):
     boundary = "boundary"
 
 
+class VerificationMode(str, Enum):
+    """How drafts of sampled requests are decided about."""
+
+    seeded = "seeded"
+    rejection = "rejection"
+
+
 class GraphsMode(str, Enum):
     """Whether rounds are captured as CUDA graphs."""
 
@@ -83,7 +90,10 @@ AuxNumbering = Annotated[
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 Proposer = Annotated[
-    str | None, typer.Option("--proposer", help="eagle, eagle3, peagle, mtp, dflash, dflash2, dspark, ngram or none.")
+    str | None,
+    typer.Option(
+        "--proposer", help="eagle, eagle3, peagle, mtp, dflash, dflash2, dspark, ngram or none."
+    ),
 ]
 NumSpeculativeTokens = Annotated[
     int | None,
@@ -92,6 +102,14 @@ NumSpeculativeTokens = Annotated[
 Graphs = Annotated[
     GraphsMode | None,
     typer.Option("--graphs", help="auto: decoding rounds as CUDA graphs; off: kernel by kernel."),
+]
+Verification = Annotated[
+    VerificationMode | None,
+    typer.Option(
+        "--verification",
+        help="Sampled requests: seeded keeps the tokens of target-only decoding, "
+        "rejection their distribution.",
+    ),
 ]
 DynamicRows = Annotated[
     int | None,

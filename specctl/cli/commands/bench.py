@@ -21,6 +21,7 @@ from specctl.cli.shared_options import (
     Proposer,
     Seed,
     Temperature,
+    Verification,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def bench(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    verification: Verification = None,
     dynamic_rows: DynamicRows = None,
     dynamic_rank: DynamicRank = None,
     force_anchor_layout: ForceAnchorLayout = None,
@@ -115,6 +117,7 @@ def bench(
         device=device,
         dtype=dtype,
         graphs=None if graphs is None else graphs.value,
+        verification=None if verification is None else verification.value,
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,
         force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,

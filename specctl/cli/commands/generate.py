@@ -21,6 +21,7 @@ from specctl.cli.shared_options import (
     Proposer,
     Seed,
     Temperature,
+    Verification,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    verification: Verification = None,
     dynamic_rows: DynamicRows = None,
     dynamic_rank: DynamicRank = None,
     force_anchor_layout: ForceAnchorLayout = None,
@@ -73,6 +75,7 @@ def generate(
         device=device,
         dtype=dtype,
         graphs=None if graphs is None else graphs.value,
+        verification=None if verification is None else verification.value,
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,
         force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,

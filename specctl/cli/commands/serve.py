@@ -17,6 +17,7 @@ from specctl.cli.shared_options import (
     Graphs,
     NumSpeculativeTokens,
     Proposer,
+    Verification,
 )
 
 
@@ -45,6 +46,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    verification: Verification = None,
     dynamic_rows: DynamicRows = None,
     dynamic_rank: DynamicRank = None,
     proposer: Proposer = None,
@@ -96,6 +98,7 @@ def serve(
                 device=device,
                 dtype=dtype,
                 graphs=None if graphs is None else graphs.value,
+                verification=None if verification is None else verification.value,
                 dynamic_rows=dynamic_rows,
                 dynamic_rank=dynamic_rank,
                 proposer=proposer,
