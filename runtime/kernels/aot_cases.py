@@ -138,10 +138,14 @@ def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
         for dtype in model.dtypes:
             for case in _model_cases(model, dtype, arch):
                 cases[case] = None
+    overlap = {"OVERLAP": arch >= 90}
     for kernel, constants in (
-        (accept.accept_kernel, accept.accept_constants(_VERIFY_WIDTH)),
+        (accept.accept_kernel, {**accept.accept_constants(_VERIFY_WIDTH), **overlap}),
         (round_ends.prepare_round_kernel, round_ends.prepare_constants(_VERIFY_WIDTH, 16)),
-        (round_ends.commit_round_kernel, round_ends.commit_constants(_VERIFY_WIDTH)),
+        (
+            round_ends.commit_round_kernel,
+            {**round_ends.commit_constants(_VERIFY_WIDTH), **overlap},
+        ),
     ):
         cases[_case(kernel, "bf16", constants, num_warps=1)] = None
     for case in _sample_cases():
@@ -152,7 +156,7 @@ def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
 def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:
     yield from _gemm_cases(model, dtype, arch)
     yield from _fused_cases(model, dtype, arch)
-    yield from _row_cases(model, dtype)
+    yield from _row_cases(model, dtype, is_overlapping=arch >= 90)
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
     element_bytes = 4 if dtype == "fp32" else 2
     # One row of a general batch; one row and verifies of a dense one; row tiles of a prefill.
@@ -193,12 +197,15 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
             yield _case(
                 head.head_tile_kernel,
                 dtype,
-                head.head_constants(config, block_m),
+                {
+                    **head.head_constants(config, block_m),
+                    **head.overlap_constants(config, model.hidden_size, element_bytes, arch >= 90),
+                },
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
                 is_hot=dtype != "fp32",
             )
-    yield _case(head.head_pick_kernel, "fp32", {"BLOCK": head.PICK_BLOCK})
+    yield _case(head.head_pick_kernel, "fp32", {"BLOCK": head.PICK_BLOCK, "OVERLAP": arch >= 90})
     config = head_config(1, model.hidden_size, element_bytes=element_bytes, arch=arch)
     yield _case(
         head_rows.head_rows_kernel,
@@ -273,7 +280,7 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             )
     entry = stream.stream_constants(model.hidden_size)
     for is_gathered in (False, True):
-        flags = {"GATHER": is_gathered, "OVERLAP": False}
+        flags = {"GATHER": is_gathered, "OVERLAP": arch >= 90}
         yield _case(stream.enter_stream_kernel, dtype, {**entry, **flags})
 
 
@@ -282,11 +289,11 @@ def _block_ms(dtype: str) -> tuple[int, ...]:
     return BLOCK_M_CHOICES if dtype == "bf16" else BLOCK_M_CHOICES[-1:]
 
 
-def _row_cases(model: ModelShapes, dtype: str) -> Iterator[KernelCase]:
+def _row_cases(model: ModelShapes, dtype: str, *, is_overlapping: bool) -> Iterator[KernelCase]:
     hidden, head_dim = model.hidden_size, model.head_dim
     heads = (model.num_heads, model.num_kv_heads, head_dim)
     for num_heads, width in ((1, hidden), (model.num_heads, head_dim)):
-        constants = {"HEADS": num_heads, **norm.norm_constants(width)}
+        constants = {"HEADS": num_heads, **norm.norm_constants(width), "OVERLAP": is_overlapping}
         yield _case(norm.rms_norm_kernel, dtype, constants, num_warps=norm.norm_warps(width))
     yield _case(
         norm.add_rms_norm_kernel,

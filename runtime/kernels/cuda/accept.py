@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.cuda.device import inner_contiguous, power_of_two
+from runtime.kernels.cuda.device import inner_contiguous, overlap_options, power_of_two
 
 
 @triton.jit
@@ -23,10 +23,14 @@ def accept_kernel(
     stride_chosen,
     WIDTH: tl.constexpr,
     BLOCK_W: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Find the first draft that differs; commit the choices up to its place."""
     request = tl.program_id(0).to(tl.int64)
     slots = tl.arange(0, BLOCK_W)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     chosen = tl.load(chosen_ptr + request * stride_chosen + slots, mask=slots < WIDTH, other=-1)
     is_draft = slots < tl.load(num_drafts_ptr + request)
     mask = is_draft & (slots < WIDTH - 1)
@@ -47,6 +51,7 @@ def launch_accept(
     committed_BW = torch.empty_like(chosen_BW, memory_format=torch.contiguous_format)
     if num_requests == 0:
         return accepted_B, committed_BW
+    is_overlapping, options = overlap_options(chosen_BW.device, None)
     chosen_BW, drafts_BG = inner_contiguous(chosen_BW), inner_contiguous(drafts_BG)
     accept_kernel[(num_requests,)](
         drafts_BG if width > 1 else chosen_BW,  # never read when no request has a draft slot
@@ -57,7 +62,9 @@ def launch_accept(
         drafts_BG.stride(0),
         chosen_BW.stride(0),
         **accept_constants(width),
+        OVERLAP=is_overlapping,
         num_warps=1,
+        **options,
     )
     return accepted_B, committed_BW
 

@@ -25,12 +25,13 @@ from runtime.kernels.fused_table import FusedConfig, fused_config, preloads
 from runtime.kernels.stream import Stream, num_square_tiles, square_tile
 from runtime.kernels.tile_rules import block_m_for
 
-_PREFETCH_FEATURES = 2048  # of a weight row, so that a large weight does not sweep the L2
-_LINE_ELEMENTS = tl.constexpr(64)  # of two bytes, in a 128-byte line
+PREFETCH_FEATURES = 2048  # of a weight row, so that a large weight does not sweep the L2
+LINE_ELEMENTS = tl.constexpr(64)  # of two bytes, in a 128-byte line
 
 
 @triton.jit
-def _prefetch(pointers):
+def prefetch_lines(pointers):
+    """Bring the lines of some addresses into the L2."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32,
         is_pure=False, pack=1,
@@ -52,9 +53,9 @@ def _early_weights(
             )
             weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005  Triton cannot unpack
     elif PREFETCH > 0:
-        lines = tl.arange(0, BLOCK_K // _LINE_ELEMENTS) * _LINE_ELEMENTS
+        lines = tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
         for k in range(0, PREFETCH, BLOCK_K):
-            _prefetch(w_rows + (k + lines)[:, None])
+            prefetch_lines(w_rows + (k + lines)[:, None])
     return weights
 
 
@@ -337,7 +338,7 @@ def tile_constants(
     """Return the compile-time arguments that both products share."""
     preload = preloads(config, block_m, num_features, element_bytes)
     can_prefetch = is_overlapping and not preload and element_bytes == 2
-    whole_steps = min(num_features, _PREFETCH_FEATURES) // config.block_k * config.block_k
+    whole_steps = min(num_features, PREFETCH_FEATURES) // config.block_k * config.block_k
     return {
         "COLUMNS": num_columns,
         "FEATURES": num_features,

@@ -101,6 +101,6 @@ def launch_head_rows_argmax(
         num_stages=config.num_stages,
     )
     head_pick_kernel[(num_rows,)](
-        best_MT, ids_MT, ids_M, logit_M, num_tiles, BLOCK=PICK_BLOCK, num_warps=4
+        best_MT, ids_MT, ids_M, logit_M, num_tiles, BLOCK=PICK_BLOCK, OVERLAP=False, num_warps=4
     )
     return ids_M, logit_M

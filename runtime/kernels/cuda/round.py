@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.cuda.device import inner_contiguous, power_of_two
+from runtime.kernels.cuda.device import inner_contiguous, overlap_options, power_of_two
 from runtime.kernels.round import RoundRows
 
 BLOCK_TABLE = 256  # entries of a table copied at once
@@ -50,10 +50,13 @@ def commit_round_kernel(
     slots_ptr, lengths_ptr, chosen_ptr, accepted_ptr,
     slot_lengths_ptr, slot_newest_ptr, output_ptr,
     padding_slot, stride_chosen, stride_output,
-    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Advance a request's slot by its accepted drafts and one; padding stays 0."""
     request = tl.program_id(0).to(tl.int64)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     slot = tl.load(slots_ptr + request)
     num_accepted = tl.load(accepted_ptr + request)
     length = tl.load(lengths_ptr + request) + num_accepted + 1
@@ -124,6 +127,7 @@ def launch_commit_round(
     assert width < output_BX.shape[1], "the output holds every row's choice"
     assert output_BX.stride(1) == 1, "the output is written entry by entry"
     chosen_BW = inner_contiguous(chosen_BW)
+    is_overlapping, options = overlap_options(chosen_BW.device, None)
     commit_round_kernel[(num_requests,)](
         slots_B,
         lengths_B,
@@ -136,7 +140,9 @@ def launch_commit_round(
         chosen_BW.stride(0),
         output_BX.stride(0),
         **commit_constants(width),
+        OVERLAP=is_overlapping,
         num_warps=1,
+        **options,
     )
 
 

@@ -74,11 +74,10 @@ def enter_stream_kernel(
     tiles = tl.arange(0, BLOCK_T)
     columns = tiles[:, None] * SQUARE_TILE + tl.arange(0, SQUARE_TILE)[None, :]
     mask = columns < WIDTH
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
     norm = tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    if OVERLAP:
+    if OVERLAP:  # a forward begins here: see IS_OVERLAPPING
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     source = tl.load(ids_ptr + row) if GATHER else row
     x = tl.load(x_ptr + source * stride_xm + columns, mask=mask, other=0.0)
     if GATHER:
