@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], torch.Tensor]
+"""Makes a zeroed tensor of a shape, dtype and device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +49,23 @@ class KVPool:
         kv_block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        allocate: Allocate | None = None,
     ) -> None:
-        """Allocate and zero `num_blocks` blocks for every layer."""
+        """Allocate and zero `num_blocks` blocks for every layer.
+
+        Args:
+            layers: needs of each layer.
+            num_blocks: of every layer.
+            kv_block_size: tokens of a block.
+            dtype: of keys and values.
+            device: where they lie.
+            allocate: makes the tensors; None: `zeroed`.
+        """
+        make = zeroed if allocate is None else allocate
         self.num_blocks = num_blocks
         self.kv_block_size = kv_block_size
         self.layers: tuple[KVLayer, ...] = tuple(
-            KVLayer(k=zeroed(shape, dtype, device), v=zeroed(shape, dtype, device))
+            KVLayer(k=make(shape, dtype, device), v=make(shape, dtype, device))
             for shape in (
                 (num_blocks, spec.num_kv_heads, kv_block_size, spec.head_dim) for spec in layers
             )

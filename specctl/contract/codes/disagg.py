@@ -35,4 +35,15 @@ CODES: tuple[Code, ...] = (
         ),
         fix="Choose tensor-parallel sizes that divide the KV heads on both sides",
     ),
+    Code(
+        code="SD863",
+        slug="kv-transfer-failed",
+        severity="error",
+        summary="KV could not be written into the decode server's memory.",
+        why=(
+            "Blocks that did not arrive hold another request's keys: the request must not decode "
+            "from them. It is tried on another peer, or ends."
+        ),
+        fix="Look at the network and at the peer's log; `--transport shared` needs one machine",
+    ),
 )

@@ -1,0 +1,241 @@
+"""Carriers within one machine: `memory` in one process, `shared` through POSIX shared memory.
+
+`memory` is the readable twin that tests compare the others with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from multiprocessing import resource_tracker, shared_memory
+
+import msgspec
+import torch
+
+from runtime.disagg.copies import copy_blocks
+from runtime.disagg.transport import BlockMove
+from runtime.kv import KVLayer, zeroed
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloat16, torch.float16)}
+
+
+class MemoryTransport:
+    """Pools of one process; both sides hold the same object."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        """Know no pool."""
+        self._pools: dict[bytes, tuple[KVLayer, ...]] = {}
+        self._numbers = itertools.count()
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return zeros: any memory of the process will do."""
+        return zeroed(shape, dtype, device)
+
+    def receive_into(self, layers: Sequence[KVLayer]) -> MemoryReceiver:
+        """Offer a pool."""
+        address = str(next(self._numbers)).encode()
+        self._pools[address] = tuple(layers)
+        return MemoryReceiver(address, self._pools)
+
+    def connect(self, address: bytes, layers: Sequence[KVLayer]) -> MemoryLink:
+        """Return a way into a pool that was offered.
+
+        Raises:
+            DiagnosticError: SD863, no such pool.
+        """
+        if address not in self._pools:
+            raise DiagnosticError(carrier_failed(self.name, "no pool has this address"))
+        return MemoryLink(tuple(layers), address, self._pools)
+
+
+class MemoryReceiver:
+    """A pool that was offered."""
+
+    def __init__(self, address: bytes, pools: dict[bytes, tuple[KVLayer, ...]]) -> None:
+        """Stand for `pools[address]`."""
+        self.address = address
+        self._pools = pools
+
+    def close(self) -> None:
+        """Withdraw the pool."""
+        self._pools.pop(self.address, None)
+
+
+class MemoryLink:
+    """Copies at once."""
+
+    def __init__(
+        self,
+        source: tuple[KVLayer, ...],
+        address: bytes,
+        pools: dict[bytes, tuple[KVLayer, ...]],
+    ) -> None:
+        """Copy from `source` into `pools[address]`."""
+        self._source = source
+        self._address = address
+        self._pools = pools
+
+    def write(self, move: BlockMove) -> None:
+        """Copy; see `Link.write`."""
+        pool = self._pools.get(self._address)
+        if pool is None:
+            raise DiagnosticError(carrier_failed("memory", "the pool was withdrawn"))
+        copy_blocks(move, self._source, pool)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for copies of a GPU; those of a CPU are done."""
+        del timeout_s  # a copy within a process cannot hang
+        if self._source[0].k.is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._source = ()
+
+
+class _Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor in shared memory."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Address(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool in shared memory: keys and values of each layer in turn."""
+
+    segments: list[_Segment]
+
+
+class SharedTransport:
+    """Between processes of one machine that may map each other's pools."""
+
+    name = "shared"
+
+    def __init__(self) -> None:
+        """Own no memory."""
+        self._owned: dict[int, tuple[shared_memory.SharedMemory, _Segment]] = {}
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return zeros in a segment of their own.
+
+        Raises:
+            DiagnosticError: SD863, the device has no POSIX shared memory.
+        """
+        if device.type != "cpu":
+            raise DiagnosticError(carrier_failed(self.name, f"a pool on {device}"))
+        size = math.prod(shape) * dtype.itemsize
+        memory = shared_memory.SharedMemory(create=True, size=max(size, 1))
+        segment = _Segment(
+            name=memory.name, dtype=str(dtype).removeprefix("torch."), shape=tuple(shape)
+        )
+        tensor = _view(memory, segment)
+        self._owned[tensor.data_ptr()] = (memory, segment)
+        return tensor
+
+    def receive_into(self, layers: Sequence[KVLayer]) -> SharedReceiver:
+        """Offer a pool whose tensors `allocate` made.
+
+        Raises:
+            DiagnosticError: SD863, a tensor lies elsewhere.
+        """
+        tensors = [tensor for layer in layers for tensor in (layer.k, layer.v)]
+        if any(tensor.data_ptr() not in self._owned for tensor in tensors):
+            raise DiagnosticError(carrier_failed(self.name, "a pool outside shared memory"))
+        owned = [self._owned[tensor.data_ptr()] for tensor in tensors]
+        return SharedReceiver([memory for memory, _ in owned], [segment for _, segment in owned])
+
+    def connect(self, address: bytes, layers: Sequence[KVLayer]) -> SharedLink:
+        """Map a pool of another process.
+
+        Raises:
+            DiagnosticError: SD863, a segment is gone.
+        """
+        found = msgspec.msgpack.decode(address, type=_Address)
+        try:
+            memories = [attach(segment.name) for segment in found.segments]
+        except FileNotFoundError as error:
+            raise DiagnosticError(carrier_failed(self.name, "a segment is gone")) from error
+        views = [_view(m, s) for m, s in zip(memories, found.segments, strict=True)]
+        pool = tuple(KVLayer(k=k, v=v) for k, v in zip(views[::2], views[1::2], strict=True))
+        return SharedLink(tuple(layers), memories, pool)
+
+
+class SharedReceiver:
+    """A pool that was offered."""
+
+    def __init__(
+        self, memories: Sequence[shared_memory.SharedMemory], segments: Sequence[_Segment]
+    ) -> None:
+        """Stand for the segments of a pool."""
+        self._memories = tuple(memories)
+        self.address = msgspec.msgpack.encode(_Address(segments=list(segments)))
+
+    def close(self) -> None:
+        """Remove the names; memory goes when the last process lets go of it."""
+        for memory in self._memories:
+            memory.unlink()
+        self._memories = ()
+
+
+class SharedLink:
+    """Copies into the mapped pool at once."""
+
+    def __init__(
+        self,
+        source: tuple[KVLayer, ...],
+        memories: Sequence[shared_memory.SharedMemory],
+        destination: tuple[KVLayer, ...],
+    ) -> None:
+        """Copy from `source` into `destination`, whose layers lie in `memories`."""
+        self._source = source
+        self._memories = tuple(memories)  # the views live as long as these
+        self._destination = destination
+
+    def write(self, move: BlockMove) -> None:
+        """Copy; see `Link.write`."""
+        copy_blocks(move, self._source, self._destination)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for nothing: copies of a CPU are done, those of a GPU end in host memory."""
+        del timeout_s
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        self._destination = ()
+        self._source = ()
+
+
+def carrier_failed(name: str, found: str) -> Diagnostic:
+    """Return SD863 for a carrier that cannot reach a pool or did not copy."""
+    return diagnose(
+        "SD863",
+        where=f"transport `{name}`",
+        message="KV could not be written into the decode server's pool",
+        expected="a pool that can be reached until the transfer ends",
+        found=found,
+    )
+
+
+def attach(name: str) -> shared_memory.SharedMemory:
+    """Map a segment of another process, which alone removes it.
+
+    Before Python 3.13 attaching registers the segment with a tracker that removes it when this
+    process ends, under the feet of its owner.
+    """
+    memory = shared_memory.SharedMemory(name=name)
+    resource_tracker.unregister(f"/{name}", "shared_memory")
+    return memory
+
+
+def _view(memory: shared_memory.SharedMemory, segment: _Segment) -> torch.Tensor:
+    dtype, count = _DTYPES[segment.dtype], math.prod(segment.shape)
+    return torch.frombuffer(memory.buf, dtype=dtype, count=count).view(segment.shape)
