@@ -90,6 +90,16 @@ COMMANDS: tuple[Command, ...] = (
         examples=(
             "specctl build-token-map corpus/",
             "specctl build-token-map a.jsonl b.txt --tokenizer path/to/target --size 8192 -o map/",
+            "specctl build-token-map corpus/ --counts counts.safetensors --size 16k,32k,64k",
+        ),
+    ),
+    Command(
+        name="cut-token-map",
+        summary="Cut reduced vocabularies of any size from counts",
+        examples=(
+            "specctl cut-token-map counts.safetensors --tokenizer path/to/target --size 32k",
+            "specctl cut-token-map counts.safetensors --outputs bench.json --manifest m.yaml",
+            "specctl cut-token-map freq_32768.pt --tokenizer path/to/target --size 16k -o map/",
         ),
     ),
     Command(

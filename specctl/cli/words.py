@@ -22,6 +22,7 @@ OUTCOMES: Mapping[str, str] = {
 
 def kind_text(role: str | None, format: str | None) -> str:
     """Return what a source is, such as `draft speculators-eagle3`."""
+    role = None if role is None else role.replace("_", " ")
     return " ".join(filter(None, (role, format))) or "unknown"
 
 

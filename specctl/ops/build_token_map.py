@@ -1,7 +1,7 @@
-"""Build a token map: find the corpus and the tokenizer, count, choose, write, say what was done.
+"""Build token maps: find the corpus and the tokenizer, count, cut, write, say what was done.
 
 Invariants: nothing is written before everything was counted; the files depend on the texts, the
-tokenizer, the forced ids and the size, not on the order or number of corpus files.
+tokenizer, the forced ids and the sizes, not on the order or number of corpus files.
 """
 
 from __future__ import annotations
@@ -10,18 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from specctl.checkpoint import digest_file, source_directory
-from specctl.contract.codec import load_manifest
-from specctl.contract.diagnostics import DiagnosticError, diagnose
-from specctl.contract.digests import resolve_source as resolve_manifest_path
-from specctl.contract.file_names import TOKENIZER
-from specctl.ops.token_map_report import (
-    MapChoice,
-    TokenMapReport,
-    map_facts,
-    provenance,
-    written_report,
-)
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.ops.cut_token_map import CutOptions, cut_token_map
+from specctl.ops.find_tokenizer import find_tokenizer
+from specctl.ops.token_map_report import TokenMapReport
 from specctl.tokenmap.counting import (
     Counter,
     Counts,
@@ -29,26 +21,15 @@ from specctl.tokenmap.counting import (
     TokenizersCounter,
     load_tokenizer,
 )
-from specctl.tokenmap.coverage import (
-    MAX_LOSS,
-    coverage_at,
-    coverage_curve,
-    cumulative_hits,
-    recommended_size,
-)
+from specctl.tokenmap.counts import CountArtefact, CountFacts, CountTable, domain_counts
 from specctl.tokenmap.documents import Advance, Corpus, find_corpus
-from specctl.tokenmap.files import write_token_map
-from specctl.tokenmap.forced import TargetIds, find_forced_ids
-from specctl.tokenmap.selection import rank, select
 from specctl.tokenmap.split import (
+    HELD_OUT_EVERY,
     Survey,
     counted_documents,
     held_out_documents,
     survey,
 )
-
-MANIFEST = "manifest.yaml"
-OUTPUT = "token-map"
 
 Progress = Callable[[Literal["reading", "counting"], int, int], None]
 """Called with the phase, the bytes done and about the bytes in total, of that phase."""
@@ -58,111 +39,75 @@ def build_token_map(
     corpus: Sequence[str | Path],
     *,
     tokenizer: str | Path | None = None,
-    size: int | None = None,
-    max_loss: float = MAX_LOSS,
+    options: CutOptions,
     fields: Sequence[str] = (),
     roles: Sequence[str] = (),
-    keep: Sequence[str] = (),
-    output: Path | str = OUTPUT,
     progress: Progress | None = None,
     make_counter: Callable[[LoadedTokenizer], Counter] = TokenizersCounter,
 ) -> TokenMapReport:
-    """Count a corpus and write its token map.
+    """Count a corpus and write its token maps.
 
     Args:
         corpus: files, directories or patterns.
         tokenizer: directory with tokenizer.json, or that file; None: the target of
             `manifest.yaml` in the working directory.
-        size: ids in the map; None: `recommended_size`.
-        max_loss: held-out coverage that the recommended size may give up.
+        options: what to cut from the counts.
         fields: keys of jsonl lines to join.
         roles: chat roles that count; empty: all.
-        keep: further ids or tokens to force in.
-        output: directory for the files.
         progress: called while counting.
         make_counter: the counter to use; another one may be faster, never different.
 
     Raises:
-        DiagnosticError: SD415, SD421 to SD429, SD119, SD120, and codes of families 1 and 7 for
+        DiagnosticError: SD415, SD421 to SD440, SD119, SD120, and codes of families 1 and 7 for
             files that cannot be read.
     """
     texts = find_corpus(corpus, fields=fields, roles=roles)
     loaded = load_tokenizer(find_tokenizer(tokenizer))
-    target = find_forced_ids(loaded, keep)
-    target_vocab_size = _target_vocab_size(loaded, target)
     plan = survey(texts, _tally(progress, "reading", texts.num_bytes))
     counted, held_out = _count_both(texts, plan, make_counter(loaded), progress)
-    choice = _choose(counted, held_out, target, size, max_loss)
-    facts = map_facts(
-        texts, loaded, target, plan, (counted, held_out), choice, max_loss, target_vocab_size
-    )
-    paths = write_token_map(
-        Path(output),
-        choice.selection.ids_target,
-        target_vocab_size=target_vocab_size,
-        provenance=provenance(facts),
-    )
-    files = {path.name: digest_file(path, where=str(path)) for path in paths}
-    return written_report(facts, directory=str(output), files=files)
+    artefact = _artefact(plan, loaded, counted, held_out)
+    where = str(texts.files[0])
+    return cut_token_map(artefact, loaded, options, found=_replaced(plan), where=where)
 
 
-def find_tokenizer(source: str | Path | None) -> Path:
-    """Return the tokenizer.json that a source or the manifest in the working directory means.
-
-    Raises:
-        DiagnosticError: SD424 when there is none; SD119, SD120 for a source that is no directory,
-            SD136 to SD147 for one on a hub;
-            family 7 codes of an unreadable manifest.
-    """
-    if source is not None:
-        path = Path(source).expanduser()
-        directory = path.parent if path.is_file() else source_directory(source)
-        name = path.name if path.is_file() else TOKENIZER
-        return _existing(directory / name, f"--tokenizer {source}")
-    manifest_path = Path(MANIFEST)
-    if not manifest_path.is_file():
-        raise DiagnosticError(
-            diagnose(
-                "SD424",
-                where=f"{MANIFEST}#/target/source",
-                message=f"no `--tokenizer` was given and there is no `{MANIFEST}` here",
-                expected=f"`--tokenizer DIR`, or `{MANIFEST}` in the working directory",
-                found="neither",
-            )
+def _artefact(
+    plan: Survey, loaded: LoadedTokenizer, counted: Counts, held_out: Counts
+) -> CountArtefact:
+    def table(counts: Counts, num_bytes: int) -> CountTable:
+        row = domain_counts(
+            "corpus",
+            counts.per_id,
+            num_documents=counts.num_documents,
+            num_text_bytes=num_bytes,
         )
-    manifest = load_manifest(manifest_path)
-    directory = resolve_manifest_path(manifest.target.source, manifest_path.parent)
-    return _existing(directory / TOKENIZER, f"{MANIFEST}#/target/source")
+        return CountTable(domains=(row,))
+
+    return CountArtefact(
+        facts=CountFacts(
+            tokenizer_digest=loaded.digest,
+            tokenizer_size=loaded.size,
+            corpus_digest=plan.corpus_digest,
+            method="batch",
+            method_reason="every document was encoded whole",
+            held_out=f"one document in {HELD_OUT_EVERY}, by its content",
+        ),
+        counted=table(counted, plan.num_text_bytes),
+        held_out=table(held_out, 0) if plan.has_held_out else CountTable(domains=()),
+    )
 
 
-def _target_vocab_size(loaded: LoadedTokenizer, target: TargetIds) -> int:
-    """Return the target's embedding rows, the tokenizer's size when no config states them."""
-    rows = target.target_vocab_size
-    if rows is None or rows >= loaded.size:
-        return loaded.size if rows is None else rows
-    raise DiagnosticError(
+def _replaced(plan: Survey) -> list[Diagnostic]:
+    if plan.first_replaced is None:
+        return []
+    return [
         diagnose(
-            "SD415",
-            where="config.json#/vocab_size",
-            message=f"the tokenizer has {loaded.size} ids, the embedding {rows} rows",
-            expected=f"at least {loaded.size}",
-            found=rows,
+            "SD430",
+            where=plan.first_replaced,
+            message=f"{plan.num_replaced} documents held half surrogate pairs, first here",
+            expected="characters",
+            found="half surrogate pairs, counted as U+FFFD",
         )
-    )
-
-
-def _existing(path: Path, where: str) -> Path:
-    if path.is_file():
-        return path
-    raise DiagnosticError(
-        diagnose(
-            "SD424",
-            where=where,
-            message=f"`{path.parent}` has no `{path.name}`",
-            expected=path.name,
-            found="no such file",
-        )
-    )
+    ]
 
 
 def _tally(
@@ -200,26 +145,4 @@ def _count_both(
                 found=num_documents,
             )
         )
-    if counted.num_tokens == 0:
-        raise DiagnosticError(
-            diagnose("SD422", where=str(texts.files[0]), message="the texts give no token")
-        )
-    return counted, held if plan.has_held_out else counted
-
-
-def _choose(
-    counted: Counts, held_out: Counts, target: TargetIds, size: int | None, max_loss: float
-) -> MapChoice:
-    ranking = rank(counted.per_id, (forced.target_id for forced in target.forced))
-    hits = cumulative_hits(ranking, held_out.per_id)
-    recommended = recommended_size(ranking, hits, max_loss)
-    chosen = recommended if size is None else size
-    selection = select(ranking, counted.per_id, chosen)
-    return MapChoice(
-        selection=selection,
-        size_origin="derived" if size is None else "given",
-        recommended=recommended,
-        coverage=coverage_at(hits, chosen),
-        coverage_of_seen=coverage_at(hits, ranking.num_seen),
-        curve=coverage_curve(ranking, hits, (chosen, recommended)),
-    )
+    return counted, held

@@ -3,9 +3,11 @@
 Invariants: a directory is a checkpoint when it holds config.json or weight files, and is not walked
 further; any other directory is walked in sorted order. A file of a checkpoint that is named stands
 for its directory; a named YAML file is a manifest, and so is a JSON file that is no part of a
-checkpoint; in a walk only a YAML file with a `schema_version` key. Patterns (`*`, `?`, `[...]`,
-`**`) that the shell left alone are expanded here. Hidden entries are skipped; links to directories
-are followed only when named. Whatever is found in two ways is returned once.
+checkpoint; in a walk only a YAML file with a `schema_version` key. A JSON list, a `.pt` list beside
+no config, and what `build-token-map` wrote are token maps; its directory stands for its maps.
+Patterns (`*`, `?`, `[...]`, `**`) that the shell left alone are expanded here. Hidden entries are
+skipped; links to directories are followed only when named. Whatever is found in two ways is
+returned once.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from specctl.contract.file_names import CONFIG
+from specctl.ops.token_map_check import is_token_map, map_files
 
 _YAML = (".yaml", ".yml")
 EXPECTATION_NAME = "expected.yaml"
@@ -38,7 +41,7 @@ class Found:
     """
 
     path: str
-    kind: Literal["checkpoint", "manifest"]
+    kind: Literal["checkpoint", "manifest", "token_map"]
 
 
 def discover_all(
@@ -75,8 +78,11 @@ def discover(source: str, *, listed: frozenset[str] = frozenset()) -> tuple[Foun
     path = Path(source)
     if path.is_file():
         return _named_file(path, source) or itself
-    if not source.strip() or not _is_walkable(path) or is_checkpoint(path):
+    if not source.strip() or not _is_walkable(path):
         return itself
+    maps = _maps(path)
+    if maps or is_checkpoint(path):
+        return maps or itself
     return tuple(_walk(path, listed)) or itself
 
 
@@ -86,7 +92,9 @@ def is_pattern(source: str) -> bool:
 
 
 def _named_file(path: Path, source: str) -> tuple[Found, ...]:
-    """Return the checkpoint that a file belongs to, or the manifest that it is."""
+    """Return the checkpoint that a file belongs to, or the manifest or token map that it is."""
+    if is_token_map(path):
+        return (Found(path=source, kind="token_map"),)
     manifest = (Found(path=source, kind="manifest"),)
     if path.suffix in _YAML or path.name == "manifest.json":
         return manifest
@@ -103,12 +111,19 @@ def _matched(path: Path, listed: frozenset[str]) -> Iterator[Found]:
         if _is_manifest(path):
             yield Found(path=str(path), kind="manifest")
         else:
-            yield from (item for item in _named_file(path, str(path)) if item.kind == "checkpoint")
+            yield from (item for item in _named_file(path, str(path)) if item.kind != "manifest")
     elif _is_walkable(path):
-        if is_checkpoint(path):
+        maps = _maps(path)
+        if maps:
+            yield from maps
+        elif is_checkpoint(path):
             yield Found(path=str(path), kind="checkpoint")
         else:
             yield from _walk(path, listed)
+
+
+def _maps(directory: Path) -> tuple[Found, ...]:
+    return tuple(Found(path=str(path), kind="token_map") for path in map_files(directory))
 
 
 def _is_walkable(path: Path) -> bool:
@@ -139,8 +154,12 @@ def _walk(directory: Path, listed: frozenset[str]) -> Iterator[Found]:
         if not is_directory:
             if path.is_file() and (is_listed or _is_manifest(path)):
                 yield Found(path=str(path), kind="manifest")
-        elif is_listed or not os.access(path, os.R_OK | os.X_OK) or is_checkpoint(path):
+        elif is_listed or not os.access(path, os.R_OK | os.X_OK):
             yield Found(path=str(path), kind="checkpoint")  # an unreadable one is reported there
+        elif maps := _maps(path):
+            yield from maps
+        elif is_checkpoint(path):
+            yield Found(path=str(path), kind="checkpoint")
         else:
             yield from _walk(path, listed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specctl.checkpoint import DEFAULT_ACCESS, Access, TensorEntry
@@ -31,6 +32,7 @@ from specctl.ops.report import (
     finding,
 )
 from specctl.ops.severity import USUAL, SeverityRules
+from specctl.ops.token_map_check import is_token_map
 
 if TYPE_CHECKING:
     from specctl.ops.deep import WeightStep
@@ -104,8 +106,15 @@ def inspect_with_map(
         is_listed: false leaves the list of all tensors empty, for a text that only counts them.
     """
     try:
-        loaded = load(source, access=access)
         other = None if target is None else load(target, access=access)
+        if is_token_map(Path(source)):
+            from specctl.ops.inspect_token_map import inspect_map  # few sources are a map
+
+            report, ids = inspect_map(
+                source, other, None if other is None else _source(other), rules
+            )
+            return Inspected(report=report, draft_to_target=ids)
+        loaded = load(source, access=access)
     except DiagnosticError as error:
         found = rules.apply(error.diagnostics)
         return Inspected(report=_without_facts(source, found), draft_to_target=None)

@@ -284,13 +284,13 @@ class ValidateResult(_Report, frozen=True, kw_only=True):
     """One validated source.
 
     Args:
-        source: directory or manifest file.
+        source: directory, manifest file or token map file.
         kind: what it is; null when unknown.
         target: the target it was compared with.
     """
 
     source: str
-    kind: Literal["draft", "target", "manifest"] | None
+    kind: Literal["draft", "target", "manifest", "token_map"] | None
     format: str | None
     target: str | None
     diagnostics: tuple[Finding, ...]

@@ -1,226 +1,201 @@
-"""The report of a built token map, its warnings and the provenance that is stored beside the files.
+"""The report of token maps that were cut from counts, its warnings, and the provenance of a map.
 
-Invariants: a value, nothing is printed; the provenance holds neither times nor paths, so that equal
+Invariants: values, nothing is printed; the provenance holds neither times nor paths, so that equal
 inputs give equal bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from specctl import __version__
-from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.contract.vocabulary_map import map_digest
-from specctl.tokenmap.counting import Counts, LoadedTokenizer
-from specctl.tokenmap.coverage import ASSUMPTION, SIZE_STEP, CoveragePoint
-from specctl.tokenmap.documents import Corpus
-from specctl.tokenmap.forced import ForcedId, TargetIds
-from specctl.tokenmap.selection import Selection
-from specctl.tokenmap.split import HELD_OUT_EVERY, Survey
+from specctl.contract.diagnostics import Diagnostic
+from specctl.tokenmap.cost import CostFacts, SizeEstimate
+from specctl.tokenmap.counts import CountArtefact
+from specctl.tokenmap.coverage import SliceCoverage
+from specctl.tokenmap.forced import ForcedId
 
-_ENOUGH_SEEN = 0.99
+PROVENANCE_SCHEMA = "specctl.token-map/2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenMapFacts:
-    """What a map holds, what it was counted from, and how good it is on held-out text.
+class CorpusFacts:
+    """What the counts describe.
+
+    Args:
+        held_out: the split rule in words.
+        method: how tokens were counted, and why so in `method_reason`.
+        weights: domain -> weight, those that are not 1.
+    """
+
+    corpus_digest: str
+    num_documents: int
+    num_text_bytes: int
+    num_tokens: int
+    num_held_out_documents: int
+    num_held_out_tokens: int
+    held_out: str
+    domains: tuple[str, ...]
+    languages: tuple[str, ...]
+    method: str
+    method_reason: str
+    weights: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltMap:
+    """One map and its files.
+
+    Args:
+        size_origin: `given`, or `derived` by the recommendation.
+        coverage: share of the measured tokens inside the map.
+        displaced: ids that frequency alone would have chosen instead of forced ones.
+        num_unseen: ids that never occur in the counted text and are not forced.
+        map_digest: `sha256:` over the absolute ids, as the manifest records it.
+        directory: of the files.
+        files: file name -> `sha256:` of its bytes.
+    """
+
+    size: int
+    size_origin: Literal["given", "derived"]
+    coverage: float
+    estimate: SizeEstimate
+    displaced: tuple[int, ...]
+    num_unseen: int
+    map_digest: str
+    directory: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation:
+    """Which size is worth most.
+
+    Args:
+        rule: `cost model`, or `max loss` when the user gave one.
+        text: the rule in words.
+        near_low: smallest size that is nearly as fast, by the cost model.
+        near_high: largest such size.
+    """
+
+    size: int
+    rule: Literal["cost model", "max loss"]
+    text: str
+    near_low: int
+    near_high: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenMapReport:
+    """The answer of `build-token-map` and `cut-token-map`.
 
     Args:
         tokenizer: path of tokenizer.json.
-        size_origin: `given`, or `derived` by `size_rule`.
-        size_rule: the rule and its assumption in words.
-        recommended_size: what the rule chooses, whatever was given.
-        coverage: share of held-out token occurrences inside the map.
-        coverage_of_seen: the same for all ids seen in the counted text: the best a larger map
+        measured_on: what the coverage of the curve and of the maps was measured on.
+        coverage_of_seen: the same share for all ids seen in the counted text: the best a larger map
             reaches before it takes unseen ids.
-        displaced: ids that frequency alone would have chosen instead of forced ones.
-        num_unseen: ids of the map that never occur in the counted text and are not forced.
+        num_seen: those ids, forced ones included.
+        curve: estimate at every size of the curve.
+        slices: coverage at the same sizes, the whole held-out text first.
         num_reserved: special tokens left out because their name says reserved.
-        map_digest: `sha256:` over the absolute ids, as the manifest records it.
     """
 
     tokenizer: str
     tokenizer_size: int
     tokenizer_digest: str
     target_vocab_size: int
-    num_files: int
-    num_documents: int
-    num_tokens: int
-    num_held_out_documents: int
-    num_held_out_tokens: int
-    corpus_digest: str
-    size: int
-    size_origin: Literal["given", "derived"]
-    size_rule: str
-    recommended_size: int
-    coverage: float
+    corpus: CorpusFacts
+    measured_on: str
+    maps: tuple[BuiltMap, ...]
+    recommended: Recommendation
+    cost_model: str
+    cost: CostFacts
     coverage_of_seen: float
-    curve: tuple[CoveragePoint, ...]
+    num_seen: int
+    curve: tuple[SizeEstimate, ...]
+    slices: tuple[SliceCoverage, ...]
     forced: tuple[ForcedId, ...]
-    displaced: tuple[int, ...]
-    num_unseen: int
     num_reserved: int
-    map_digest: str
     diagnostics: tuple[Diagnostic, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenMapReport(TokenMapFacts):
-    """The answer of `specctl build-token-map`: the facts, and the files that were written.
-
-    Args:
-        files: file name -> `sha256:` of its bytes.
-    """
-
-    directory: str
-    files: dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MapChoice:
-    """The chosen ids and how the sizes compare; see `TokenMapFacts`."""
-
-    selection: Selection
-    size_origin: Literal["given", "derived"]
-    recommended: int
-    coverage: float
-    coverage_of_seen: float
-    curve: tuple[CoveragePoint, ...]
-
-
-def map_facts(
-    texts: Corpus,
-    loaded: LoadedTokenizer,
-    target: TargetIds,
-    plan: Survey,
-    counts: tuple[Counts, Counts],
-    choice: MapChoice,
-    max_loss: float,
-    target_vocab_size: int,
-) -> TokenMapFacts:
-    """Return the facts of a chosen map; nothing is written yet."""
-    counted, held_out = counts
-    ids_target = choice.selection.ids_target
-    return TokenMapFacts(
-        tokenizer=str(loaded.path),
-        tokenizer_size=loaded.size,
-        tokenizer_digest=loaded.digest,
-        target_vocab_size=target_vocab_size,
-        num_files=len(texts.files),
-        num_documents=plan.num_documents,
+def corpus_facts(artefact: CountArtefact, weights: Mapping[str, str]) -> CorpusFacts:
+    """Return what the counts describe."""
+    counted, held_out = artefact.counted, artefact.held_out
+    return CorpusFacts(
+        corpus_digest=artefact.facts.corpus_digest,
+        num_documents=counted.num_documents,
+        num_text_bytes=counted.num_text_bytes,
         num_tokens=counted.num_tokens,
-        num_held_out_documents=held_out.num_documents if plan.has_held_out else 0,
-        num_held_out_tokens=held_out.num_tokens if plan.has_held_out else 0,
-        corpus_digest=plan.corpus_digest,
-        size=len(ids_target),
-        size_origin=choice.size_origin,
-        size_rule=f"smallest multiple of {SIZE_STEP} whose held-out coverage is within "
-        f"{max_loss:g} of that of all ids seen; assumes that {ASSUMPTION}",
-        recommended_size=choice.recommended,
-        coverage=choice.coverage,
-        coverage_of_seen=choice.coverage_of_seen,
-        curve=choice.curve,
-        forced=target.forced,
-        displaced=choice.selection.displaced,
-        num_unseen=choice.selection.num_unseen,
-        num_reserved=target.num_reserved,
-        map_digest=map_digest(ids_target),
-        diagnostics=tuple(_warnings(texts, plan, choice)),
+        num_held_out_documents=held_out.num_documents,
+        num_held_out_tokens=held_out.num_tokens,
+        held_out=artefact.facts.held_out,
+        domains=tuple(row.name for row in counted.domains),
+        languages=tuple(row.name for row in counted.languages),
+        method=artefact.facts.method,
+        method_reason=artefact.facts.method_reason,
+        weights=dict(weights),
     )
 
 
-def written_report(
-    facts: TokenMapFacts, *, directory: str, files: dict[str, str]
-) -> TokenMapReport:
-    """Return the facts with the files that hold the map."""
-    known: dict[str, Any] = {field.name: getattr(facts, field.name) for field in fields(facts)}
-    return TokenMapReport(**known, directory=directory, files=files)
+def provenance(
+    corpus: CorpusFacts,
+    forced: tuple[ForcedId, ...],
+    *,
+    size: int,
+    size_origin: str,
+    map_digest: str,
+    coverage: float,
+    measured_on: str,
+    target_vocab_size: int,
+    tokenizer_size: int,
+    tokenizer_digest: str,
+    options: Mapping[str, str],
+    displaced: tuple[int, ...],
+    num_unseen: int,
+) -> dict[str, Any]:
+    """Return what a map was made from, without times and paths: it must be reproducible.
 
-
-def _warnings(texts: Corpus, plan: Survey, choice: MapChoice) -> list[Diagnostic]:
-    where = str(texts.files[0])
-    findings: list[Diagnostic] = []
-    if not plan.has_held_out:
-        findings.append(
-            diagnose(
-                "SD427",
-                where=where,
-                message=f"{plan.num_documents} documents hold one text; nothing could be held out",
-                expected="two different texts or more",
-                found="one",
-            )
-        )
-    if plan.first_replaced is not None:
-        findings.append(
-            diagnose(
-                "SD430",
-                where=plan.first_replaced,
-                message=f"{plan.num_replaced} documents held half surrogate pairs, first here",
-                expected="characters",
-                found="half surrogate pairs, counted as U+FFFD",
-            )
-        )
-    size = len(choice.selection.ids_target)
-    if choice.selection.num_unseen:
-        findings.append(
-            diagnose(
-                "SD428",
-                where=f"--size {size}",
-                message=f"{choice.selection.num_unseen} of {size} ids never occur in the counted "
-                "text",
-                expected=f"at most {size - choice.selection.num_unseen} ids for this corpus",
-                found=f"{size} ids",
-            )
-        )
-    if plan.has_held_out and choice.coverage_of_seen < _ENOUGH_SEEN:
-        findings.append(
-            diagnose(
-                "SD431",
-                where=where,
-                message=f"{1 - choice.coverage_of_seen:.2%} of held-out tokens are ids that the "
-                "counted text never shows",
-                expected=f"at most {1 - _ENOUGH_SEEN:.0%}",
-                found=f"{1 - choice.coverage_of_seen:.2%}",
-            )
-        )
-    if size % 2:
-        findings.append(
-            diagnose(
-                "SD407",
-                where=f"--size {size}",
-                message=f"a head of {size} rows cannot be shared by an even number of ranks",
-                expected="a multiple of 64",
-                found=size,
-            )
-        )
-    return findings
-
-
-def provenance(facts: TokenMapFacts) -> dict[str, Any]:
-    """Return what the map was made from, without times and paths: it must be reproducible."""
+    Args:
+        corpus: of the counts.
+        forced: ids that are in whatever their frequency.
+        size: this and the next ten: of the map.
+        size_origin: the same.
+        map_digest: the same.
+        coverage: the same.
+        measured_on: the same.
+        target_vocab_size: the same.
+        tokenizer_size: the same.
+        tokenizer_digest: the same.
+        options: of the counting, those that change counts.
+        displaced: the same.
+        num_unseen: the same.
+    """
     return {
-        "schema": "specctl.token-map/1",
+        "schema": PROVENANCE_SCHEMA,
         "specctl_version": __version__,
-        "size": facts.size,
-        "size_origin": facts.size_origin,
-        "size_rule": facts.size_rule,
-        "target_vocab_size": facts.target_vocab_size,
-        "map_digest": facts.map_digest,
-        "tokenizer_digest": facts.tokenizer_digest,
-        "tokenizer_size": facts.tokenizer_size,
-        "corpus_digest": facts.corpus_digest,
-        "num_documents": facts.num_documents,
-        "num_counted_tokens": facts.num_tokens,
-        "num_held_out_documents": facts.num_held_out_documents,
-        "num_held_out_tokens": facts.num_held_out_tokens,
-        "held_out_every": HELD_OUT_EVERY,
-        "coverage": facts.coverage,
-        "coverage_of_seen": facts.coverage_of_seen,
+        "size": size,
+        "size_origin": size_origin,
+        "target_vocab_size": target_vocab_size,
+        "map_digest": map_digest,
+        "tokenizer_digest": tokenizer_digest,
+        "tokenizer_size": tokenizer_size,
+        "corpus_digest": corpus.corpus_digest,
+        "num_documents": corpus.num_documents,
+        "num_counted_tokens": corpus.num_tokens,
+        "num_held_out_documents": corpus.num_held_out_documents,
+        "num_held_out_tokens": corpus.num_held_out_tokens,
+        "held_out": corpus.held_out,
+        "counting_options": dict(options),
+        "weights": corpus.weights,
+        "coverage": coverage,
+        "measured_on": measured_on,
         "forced": [
-            {"id": forced.target_id, "token": forced.token, "reasons": list(forced.reasons)}
-            for forced in facts.forced
+            {"id": item.target_id, "token": item.token, "reasons": list(item.reasons)}
+            for item in forced
         ],
-        "displaced": list(facts.displaced),
-        "num_unseen": facts.num_unseen,
+        "displaced": list(displaced),
+        "num_unseen": num_unseen,
     }

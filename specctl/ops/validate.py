@@ -29,6 +29,7 @@ from specctl.ops.report import (
     finding,
 )
 from specctl.ops.severity import USUAL, SeverityRules
+from specctl.ops.token_map_check import check_token_map
 
 if TYPE_CHECKING:
     from specctl.ops.deep import WeightStep
@@ -62,7 +63,8 @@ def validate(
     checked alone.
 
     Args:
-        sources: checkpoints or files of them, manifests, directories of them, or patterns.
+        sources: checkpoints or files of them, manifests, token maps, directories of them, or
+            patterns.
         target: target that every draft is compared with.
         expect: list of expected codes; see `specctl.ops.expect`. One that cannot be read is the
             only result, with its findings (SD703 to SD707).
@@ -126,7 +128,7 @@ class _Judged:
 
     source: str
     diagnostics: tuple[Diagnostic, ...]
-    kind: Literal["draft", "target", "manifest"] | None = None
+    kind: Literal["draft", "target", "manifest", "token_map"] | None = None
     format: str | None = None
     target: str | None = None
 
@@ -141,6 +143,15 @@ def _judge(
     if item.kind == "manifest":
         found = check_manifest_file(item.path, access=access)
         return _Judged(source=item.path, kind="manifest", diagnostics=found)
+    if item.kind == "token_map":
+        beside_map = None if target is None else target.target
+        judged = check_token_map(item.path, beside_map)
+        return _Judged(
+            source=item.path,
+            kind="token_map",
+            target=None if target is None else target.source,
+            diagnostics=judged.diagnostics,
+        )
     if is_pattern(item.path) and not is_hub_source(item.path):
         return _Judged(source=item.path, diagnostics=(_unmatched(item.path),))
     try:

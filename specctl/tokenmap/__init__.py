@@ -5,6 +5,7 @@ Imports neither torch nor numpy; `tokenizers` is imported when a tokenizer is lo
 
 from __future__ import annotations
 
-from specctl.tokenmap.files import read_token_map, write_token_map
+from specctl.tokenmap.files import read_token_map
+from specctl.tokenmap.writing import write_token_map
 
 __all__ = ["read_token_map", "write_token_map"]

@@ -1,101 +1,124 @@
-"""Write a token map in every form that engines read, and read any of them back.
+"""Read a token map in any form, and what is stored beside it about its origin.
 
-Invariants: all files of one map appear together or not at all; the same map gives the same bytes.
-Files: `token_map.json` (JSON list of target ids), `token_map.pt` (pickled list),
-`token_map.safetensors` (`d2t` I64 offsets, `t2d` BOOL mask), `token_map.provenance.json`.
+Forms: a JSON list of target ids; a `.pt` list or 1-d tensor (SGLang, vLLM, FR-Spec's `freq_N.pt`);
+safetensors with `d2t` I64 offsets and a `t2d` BOOL mask. Nothing in a pickle is executed.
 *Source:* vLLM and SGLang read a plain list (JSON or `.pt`); d2t offset and t2d mask as SafeAILab
-EAGLE-3 and Speculators store them.
+EAGLE-3 and Speculators store them; FR-Spec publishes a pickled list in order of frequency.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.checkpoint import atomic_write, read_pt_ints
+from specctl.checkpoint import read_pt_ints
 from specctl.checkpoint.json_text import MAX_JSON_BYTES
 from specctl.checkpoint.safetensors_header import read_header
 from specctl.checkpoint.sources import LocalStore
 from specctl.checkpoint.tensor_entry import TensorEntry, shown, unpack_ints
-from specctl.checkpoint.writing import stream_safetensors
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.contract.findings import Findings
-from specctl.contract.vocabulary_map import (
-    absolute_to_offsets,
-    offsets_to_absolute,
-    pack_int64,
-    target_mask,
-)
-from specctl.tokenmap.pt_file import stream_pt_ints
+from specctl.contract.vocabulary_map import offsets_to_absolute
 
 JSON_FILE = "token_map.json"
 PT_FILE = "token_map.pt"
 SAFETENSORS_FILE = "token_map.safetensors"
 PROVENANCE_FILE = "token_map.provenance.json"
+SUFFIXES = (".json", ".pt", ".pth", ".safetensors")
+
+METADATA_KEY = "specctl.token_map"
+METADATA_NAMES = (
+    "schema", "map_digest", "tokenizer_digest", "tokenizer_size", "target_vocab_size",
+    "corpus_digest",
+)  # fmt: skip
 
 
-def write_token_map(
-    directory: Path,
-    ids_target: Sequence[int],
-    *,
-    target_vocab_size: int,
-    provenance: Mapping[str, Any],
-) -> tuple[Path, ...]:
-    """Write all files of a map; returns their paths.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """What is stored beside or in a map about its origin; None and empty where it is silent.
 
     Args:
-        directory: made when absent; removed again when nothing could be written.
-        ids_target: [R] target ids in draft-id order.
-        target_vocab_size: length of `t2d`.
-        provenance: JSON values that say what the map was made from; no times, no machine paths.
-
-    Raises:
-        OSError: the directory cannot be made or written.
+        file: name of the file that says it.
+        target_vocab_size: embedding rows of the target.
+        tokenizer_size: ids that the tokenizer has.
+        map_digest: over the ids in draft-id order.
+        files: file name -> `sha256:` of its bytes.
     """
-    offsets = pack_int64(absolute_to_offsets(ids_target))
-    mask = target_mask(ids_target, target_vocab_size)
-    paths = tuple(
-        directory / name for name in (JSON_FILE, PT_FILE, SAFETENSORS_FILE, PROVENANCE_FILE)
-    )
-    made = _make_directories(directory)
+
+    file: str
+    tokenizer_digest: str | None
+    tokenizer_size: int | None
+    target_vocab_size: int | None
+    corpus_digest: str | None
+    map_digest: str | None
+    files: Mapping[str, str]
+
+
+def find_provenance(path: Path) -> Provenance | None:
+    """Return what is known of the origin of a map file; None: nothing is.
+
+    The side file of its directory counts when it lists the map's name; a safetensors file also
+    says it in its own metadata.
+    """
+    beside = read_provenance(path.parent / PROVENANCE_FILE)
+    if beside is not None and path.name in beside.files:
+        return beside
+    if path.suffix != ".safetensors":
+        return None
+    text = _metadata(path).get(METADATA_KEY)
+    return _provenance(text, path.name) if isinstance(text, str) else None
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return the free metadata of a safetensors file; empty when the file is not sound."""
+    findings = Findings()
+    _, record = read_header(LocalStore(path.parent), path.name, findings)
+    if record is None or has_errors(findings.result()):
+        return {}
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return json.loads(stream.read(length)).get("__metadata__") or {}
+
+
+def read_provenance(path: Path) -> Provenance | None:
+    """Return the content of a provenance file; None when it is absent or not one."""
     try:
-        # Each file is renamed into place only after the last one was written to disk.
-        with ExitStack() as stack:
-            as_json, as_pt, as_safetensors, as_provenance = (
-                stack.enter_context(atomic_write(path)) for path in paths
-            )
-            as_json.write(_list_text(ids_target).encode())
-            stream_pt_ints(as_pt, ids_target)
-            stream_safetensors(
-                as_safetensors,
-                {
-                    "d2t": ("I64", (len(ids_target),), offsets),
-                    "t2d": ("BOOL", (target_vocab_size,), mask),
-                },
-                {"format": "pt"},
-            )
-            text = json.dumps(provenance, indent=2, sort_keys=True, ensure_ascii=False)
-            as_provenance.write(f"{text}\n".encode())
-    except BaseException:
-        with suppress(OSError):  # a directory with other files stays
-            for path in made:
-                path.rmdir()
-        raise
-    return paths
+        if path.stat().st_size > MAX_JSON_BYTES:
+            return None
+        return _provenance(path.read_bytes().decode("utf-8"), path.name)
+    except (OSError, ValueError):
+        return None
 
 
-def _make_directories(directory: Path) -> tuple[Path, ...]:
-    """Make `directory` and its parents; return those that were missing, deepest first."""
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    return tuple(missing)
+def _provenance(text: str, file: str) -> Provenance | None:
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(table, dict):
+        return None
+    files = table.get("files")
 
+    def words(key: str) -> str | None:
+        return table[key] if isinstance(table.get(key), str) else None
 
-def _list_text(ids_target: Sequence[int]) -> str:
-    return "[" + ", ".join(map(str, ids_target)) + "]\n"
+    def number(key: str) -> int | None:
+        return table[key] if type(table.get(key)) is int else None
+
+    return Provenance(
+        file=file,
+        tokenizer_digest=words("tokenizer_digest"),
+        tokenizer_size=number("tokenizer_size"),
+        target_vocab_size=number("target_vocab_size"),
+        corpus_digest=words("corpus_digest"),
+        map_digest=words("map_digest"),
+        files={str(k): v for k, v in files.items() if isinstance(v, str)}
+        if isinstance(files, dict)
+        else {},
+    )
 
 
 def read_token_map(path: Path | str, *, target_vocab_size: int | None = None) -> tuple[int, ...]:
@@ -110,20 +133,35 @@ def read_token_map(path: Path | str, *, target_vocab_size: int | None = None) ->
             that occurs twice, family 1 codes when the file itself cannot be read.
     """
     path = Path(path)
-    readers = {".json": _read_json, ".pt": read_pt_ints, ".safetensors": _read_safetensors}
+    ids_target = read_entries(path)
+    problems = check_ids(ids_target, where=path.name, target_vocab_size=target_vocab_size)
+    if problems:
+        raise DiagnosticError(problems)
+    return ids_target
+
+
+def read_entries(path: Path) -> tuple[int, ...]:
+    """Return the entries of a map as they are, repeated and impossible ones included.
+
+    Raises:
+        DiagnosticError: SD420 for another form, SD405 when `t2d` is not the set of `d2t`, family 1
+            codes when the file itself cannot be read.
+    """
+    readers = {
+        ".json": _read_json,
+        ".pt": read_pt_ints,
+        ".pth": read_pt_ints,
+        ".safetensors": _read_safetensors,
+    }
     reader = readers.get(path.suffix)
     if reader is None:
         raise _unreadable(
             path,
             f"the suffix `{path.suffix}` is not one of a token map",
-            expected=", ".join(readers),
+            expected=", ".join(SUFFIXES),
             found=path.suffix or "no suffix",
         )
-    ids_target = reader(path)
-    problems = check_ids(ids_target, where=path.name, target_vocab_size=target_vocab_size)
-    if problems:
-        raise DiagnosticError(problems)
-    return ids_target
+    return reader(path)
 
 
 def _unreadable(path: Path, message: str, **details: Any) -> DiagnosticError:

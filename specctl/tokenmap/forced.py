@@ -2,7 +2,8 @@
 
 Rule: every end id of config, generation config and tokenizer config; the begin id; the tokenizer's
 special tokens, but for those whose name says that they are reserved and have no meaning; every
-added token that the chat template writes; what the user asks to keep.
+added token that the chat template writes; what the user asks to keep, by id, by token or as a
+range of characters (`U+4E00-U+9FFF`: every token with such a character).
 *Source:* field practice: a draft that cannot propose the end or a turn marker costs a round each
 time; several models have more than one end id, and only some file names each.
 """
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _MAX_TEMPLATE_BYTES = 4 << 20
+_RANGE = re.compile(r"U\+([0-9A-Fa-f]{1,6})(?:-U\+([0-9A-Fa-f]{1,6}))?")
+_REPLACEMENT = "\ufffd"  # a token that is a part of a character only
 # <|reserved_special_token_7|>, <unused3>, [control_8], <|dummy_0|>, <extra_id_1>, <|endofprompt1|>
 _RESERVED = re.compile(r"reserved|unused|dummy|control_\d|extra_id|placeholder", re.IGNORECASE)
 
@@ -55,11 +58,13 @@ class TargetIds:
         forced: ascending by id.
         target_vocab_size: embedding rows of the target's config, None without a config.
         num_reserved: special tokens left out because they are reserved.
+        without_token: ids below the tokenizer's size that it gives to no token.
     """
 
     forced: tuple[ForcedId, ...]
     target_vocab_size: int | None
     num_reserved: int
+    without_token: frozenset[int] = frozenset()
 
 
 def find_forced_ids(tokenizer: LoadedTokenizer, keep: Iterable[str] = ()) -> TargetIds:
@@ -67,7 +72,7 @@ def find_forced_ids(tokenizer: LoadedTokenizer, keep: Iterable[str] = ()) -> Tar
 
     Args:
         tokenizer: its directory's JSON files are read as well, when they are there.
-        keep: ids in decimal, or texts of tokens.
+        keep: ids in decimal, texts of tokens, or ranges of characters.
 
     Raises:
         DiagnosticError: SD426 for each id that the tokenizer does not have, SD116 to SD135 for
@@ -84,11 +89,11 @@ def find_forced_ids(tokenizer: LoadedTokenizer, keep: Iterable[str] = ()) -> Tar
     added: Mapping[int, AddedToken] = tokenizer.handle.get_added_tokens_decoder()
     num_reserved = _add_specials(added, _template(directory, tables[TOKENIZER_CONFIG]), reasons)
     for wanted in keep:
-        kept = int(wanted) if wanted.isdecimal() else tokenizer.handle.token_to_id(wanted)
-        if kept is None:
+        kept = _kept(wanted, tokenizer)
+        if not kept:
             problems.append(_unknown(f"--keep {wanted}", f"`{wanted}` is not a token", tokenizer))
-        else:
-            reasons.setdefault(kept, []).append("--keep")
+        for target_id in kept:
+            reasons.setdefault(target_id, []).append("--keep")
     forced: list[ForcedId] = []
     for target_id in sorted(reasons):
         is_inside = target_id < tokenizer.size  # the binding takes 32 bits
@@ -105,7 +110,34 @@ def find_forced_ids(tokenizer: LoadedTokenizer, keep: Iterable[str] = ()) -> Tar
         forced=tuple(forced),
         target_vocab_size=_target_vocab_size(tables[CONFIG]),
         num_reserved=num_reserved,
+        without_token=ids_without_token(tokenizer),
     )
+
+
+def ids_without_token(tokenizer: LoadedTokenizer) -> frozenset[int]:
+    """Return the ids below the tokenizer's size that no token has."""
+    known = tokenizer.handle.get_vocab(with_added_tokens=True).values()
+    return frozenset(range(tokenizer.size)).difference(known)
+
+
+def _kept(wanted: str, tokenizer: LoadedTokenizer) -> list[int]:
+    """Return the ids that one `--keep` names; none when it names nothing."""
+    if wanted.isdecimal():
+        return [int(wanted)]
+    match = _RANGE.fullmatch(wanted)
+    if match is None:
+        found = tokenizer.handle.token_to_id(wanted)
+        return [] if found is None else [found]
+    first = int(match[1], 16)
+    last = int(match[2] or match[1], 16)
+    texts = tokenizer.handle.decode_batch(
+        [[target_id] for target_id in range(tokenizer.size)], skip_special_tokens=False
+    )
+    return [
+        target_id
+        for target_id, text in enumerate(texts)
+        if _REPLACEMENT not in text and any(first <= ord(character) <= last for character in text)
+    ]
 
 
 def _configured(

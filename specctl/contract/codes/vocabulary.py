@@ -312,4 +312,14 @@ CODES: tuple[Code, ...] = (
         why="The map would be cut as if the weight had not been given.",
         fix="Use one of the domains that the message lists",
     ),
+    Code(
+        code="SD441",
+        slug="map-list-order",
+        severity="info",
+        summary="A token map list is not in ascending order.",
+        why="SGLang takes draft ids in the order of the list, vLLM sorts it first: the same file "
+        "gives other draft ids. Both propose the same tokens.",
+        fix="Nothing where one engine reads it; `specctl cut-token-map` writes it ascending",
+        source="vLLM pull request 59740; SGLang `load_token_map`",
+    ),
 )

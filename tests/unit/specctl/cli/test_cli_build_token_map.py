@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_refusal_while_writing_names_the_directory_and_the_reason(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specctl.ops.build_token_map.write_token_map", full)
+    monkeypatch.setattr("specctl.ops.cut_token_map.write_token_map", full)
     place = tmp_path / "map"
     assert app.run(["build-token-map", corpus, "--tokenizer", TARGET, "-o", str(place)]) == 2
     err = capsys.readouterr().err
@@ -58,7 +59,12 @@ def test_the_answer_names_the_files(tmp_path: Path, corpus: str, capsys: Capture
     assert app.run(["build-token-map", corpus, "--tokenizer", TARGET, "-o", str(place)]) == 0
     out, _ = capsys.readouterr()
     assert f"files in {place}/" in out
-    assert sorted(path.name for path in place.iterdir()) == [
+    names = sorted(path.name for path in place.iterdir())
+    assert re.fullmatch(r"freq_[0-9]+[.]pt", names.pop(1))
+    assert names == [
+        "coverage.svg",
+        "report.json",
+        "token_map.html",
         "token_map.json",
         "token_map.provenance.json",
         "token_map.pt",

@@ -14,6 +14,8 @@ from specctl.cli.app import run
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.vocabulary_map import map_digest
 from specctl.ops.build_token_map import build_token_map
+from specctl.ops.cut_token_map import CutOptions
+from specctl.ops.token_map_report import TokenMapReport
 from specctl.tokenmap import read_token_map
 from tests.tiny_corpus import write_corpus, write_target
 
@@ -31,71 +33,85 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def build(
+    *corpus: str,
+    tokenizer: Path | str,
+    size: tuple[int, ...] = (),
+    keep: tuple[str, ...] = (),
+    output: str = "token-map",
+) -> TokenMapReport:
+    options = CutOptions(sizes=size, weights={}, keep=keep, output=Path(output))
+    return build_token_map(corpus or ["corpus"], tokenizer=tokenizer, options=options)
+
+
 def codes(error: DiagnosticError) -> list[str]:
     return [d.code for d in error.diagnostics]
 
 
 def test_report_and_files_agree(place: Path, target_dir: Path) -> None:
-    phases: list[str] = []
-    report = build_token_map(
-        ["corpus"], tokenizer=target_dir, progress=lambda phase, *_: phases.append(phase)
-    )
-    assert (report.directory, report.size_origin) == ("token-map", "derived")
+    report = build(tokenizer=target_dir)
+    (built,) = report.maps
+    assert (built.directory, built.size_origin) == ("token-map", "derived")
     ids = read_token_map(place / "token-map" / "token_map.json")
-    assert len(ids) == report.size == report.recommended_size
-    assert report.map_digest == map_digest(ids)
+    assert len(ids) == built.size == report.recommended.size
+    assert built.map_digest == map_digest(ids)
     assert {forced.target_id for forced in report.forced} <= set(ids)
     assert max(ids) < report.tokenizer_size < report.target_vocab_size
-    for name, digest in report.files.items():
+    for name, digest in built.files.items():
         assert digest_file(place / "token-map" / name, where=name) == digest
     for name in ("token_map.pt", "token_map.safetensors"):
         assert read_token_map(place / "token-map" / name) == ids
+    ranked = read_token_map(place / "token-map" / f"freq_{built.size}.pt")
+    assert sorted(ranked) == list(ids)
     provenance = json.loads((place / "token-map" / "token_map.provenance.json").read_text())
-    assert provenance["map_digest"] == report.map_digest
-    assert provenance["corpus_digest"] == report.corpus_digest
+    assert provenance["map_digest"] == built.map_digest
+    assert provenance["corpus_digest"] == report.corpus.corpus_digest
+    assert provenance["tokenizer_digest"] == report.tokenizer_digest
     assert str(place) not in json.dumps(provenance)
-    assert report.num_documents == 60
-    assert report.num_tokens > report.num_held_out_tokens > 0
-    assert [p.coverage for p in report.curve if p.size == report.size] == [report.coverage]
-    assert set(phases) == {"reading", "counting"}
+    counted = report.corpus
+    assert counted.num_documents + counted.num_held_out_documents == 60
+    assert counted.num_tokens > counted.num_held_out_tokens > 0
+    assert [p.coverage for p in report.curve if p.size == built.size] == [built.coverage]
 
 
 def test_files_are_reproducible_whatever_the_file_names(place: Path, target_dir: Path) -> None:
-    first = build_token_map(["corpus"], tokenizer=target_dir, size=64, output="a")
+    first = build(tokenizer=target_dir, size=(64,), output="a").maps[0]
     (place / "other").mkdir()
     for number, path in enumerate(sorted(place.glob("corpus/**/*.[tm]*"), reverse=True)):
         if path.suffix in (".txt", ".md") and not path.name.startswith("."):
             shutil.copy(path, place / "other" / f"{number}{path.suffix}")
-    sources = ["corpus/deep/er/chat.jsonl", "other"]
-    second = build_token_map(sources, tokenizer=target_dir, size=64, output="b")
-    assert first.files == second.files
-    assert len(first.files) == 4
+    sources = ("corpus/deep/er/chat.jsonl", "other")
+    second = build(*sources, tokenizer=target_dir, size=(64,), output="b").maps[0]
+    names = ("token_map.json", "token_map.pt", "token_map.safetensors", "freq_64.pt")
+    assert {n: first.files[n] for n in names[:2]} == {n: second.files[n] for n in names[:2]}
+    assert {*names, "token_map.provenance.json"} == first.files.keys()
+    again = build(tokenizer=target_dir, size=(64,), output="c").maps[0]
+    assert again.files == first.files
 
 
 def test_given_size_and_kept_ids(place: Path, target_dir: Path) -> None:
-    report = build_token_map(["corpus"], tokenizer=target_dir, size=32, keep=["200", "<think>"])
+    report = build(tokenizer=target_dir, size=(32,), keep=("200", "<think>"))
+    (built,) = report.maps
     ids = read_token_map(place / "token-map" / "token_map.json")
-    assert (report.size, report.size_origin, len(ids)) == (32, "given", 32)
+    assert (built.size, built.size_origin, len(ids)) == (32, "given", 32)
     assert {200, report.tokenizer_size - 1} <= set(ids)
-    assert report.displaced
-    assert not set(report.displaced) & set(ids)
+    assert built.displaced
+    assert not set(built.displaced) & set(ids)
+
+
+def test_several_sizes_are_nested_and_have_a_directory_each(place: Path, target_dir: Path) -> None:
+    report = build(tokenizer=target_dir, size=(16, 64, 128))
+    maps = [set(read_token_map(Path(b.directory) / "token_map.json")) for b in report.maps]
+    assert [b.directory for b in report.maps] == [f"token-map/{n}" for n in (16, 64, 128)]
+    assert maps[0] < maps[1] < maps[2]
+    assert [len(ids) for ids in maps] == [16, 64, 128]
 
 
 def test_size_that_cannot_hold_the_forced_ids_writes_nothing(place: Path, target_dir: Path) -> None:
     with pytest.raises(DiagnosticError, match="cannot hold 5 forced ids") as caught:
-        build_token_map(["corpus"], tokenizer=target_dir, size=3)
+        build(tokenizer=target_dir, size=(3, 64))
     assert codes(caught.value) == ["SD421"]
     assert not (place / "token-map").exists()
-
-
-def test_warnings_of_small_corpora(place: Path, target_dir: Path) -> None:
-    (place / "line.txt").write_text("the quick brown fox")
-    report = build_token_map(["line.txt"], tokenizer=target_dir, size=101)
-    assert [d.code for d in report.diagnostics] == ["SD427", "SD428", "SD407"]
-    assert (report.num_held_out_documents, report.num_held_out_tokens) == (0, 0)
-    (place / "two.jsonl").write_text('{"text": "fox"}\n{"text": "\\ud83d 0123456789"}\n')
-    report = build_token_map(["two.jsonl"], tokenizer=target_dir, size=16)
-    assert [d.code for d in report.diagnostics] == ["SD430", "SD431"]
 
 
 def test_tokenizer_larger_than_the_embedding(place: Path, target_dir: Path) -> None:
@@ -103,27 +119,17 @@ def test_tokenizer_larger_than_the_embedding(place: Path, target_dir: Path) -> N
     shutil.copytree(target_dir, copy)
     (copy / "config.json").write_text('{"vocab_size": 10, "eos_token_id": 0}')
     with pytest.raises(DiagnosticError) as caught:
-        build_token_map(["corpus"], tokenizer=copy)
+        build(tokenizer=copy)
     assert codes(caught.value) == ["SD415"]
 
 
-def test_corpus_that_changes_under_the_count(place: Path, target_dir: Path) -> None:
-    def change(phase: str, done: int, total: int) -> None:
-        if phase == "counting":
-            (place / "corpus" / "deep" / "er" / "chat.jsonl").write_text('{"text": "new"}\n')
-
-    with pytest.raises(DiagnosticError) as caught:
-        build_token_map(["corpus"], tokenizer=target_dir, progress=change)
-    assert codes(caught.value) == ["SD429"]
-
-
 def test_tokenizer_sources(place: Path, target_dir: Path) -> None:
-    by_file = build_token_map(["corpus"], tokenizer=target_dir / "tokenizer.json", output="a")
-    by_directory = build_token_map(["corpus"], tokenizer=str(target_dir), output="b")
-    assert by_file.files == by_directory.files
+    by_file = build(tokenizer=target_dir / "tokenizer.json", output="a")
+    by_directory = build(tokenizer=str(target_dir), output="b")
+    assert by_file.maps[0].files == by_directory.maps[0].files
     for source, code in (("corpus", "SD424"), ("org/name", "SD120"), ("./nowhere", "SD119")):
         with pytest.raises(DiagnosticError) as caught:
-            build_token_map(["corpus"], tokenizer=source)
+            build(tokenizer=source)
         assert codes(caught.value) == [code]
 
 
@@ -138,10 +144,11 @@ def test_plain_command_takes_the_target_of_the_manifest(
     assert run(["build-token-map", "corpus/"]) == 0
     printed = capsys.readouterr().out
     ids = read_token_map(place / "token-map" / "token_map.json")
-    assert f"size          {len(ids)}, derived" in printed
-    assert "token distribution of the held-out text" in printed
-    assert "held-out coverage" in printed
+    assert f"token map     {len(ids)} of " in printed
+    assert "by the cost model" in printed
+    assert "of held-out text" in printed
     assert "files in token-map/" in printed
+    assert "assumed" in printed
 
 
 def test_command_without_tokenizer_names_the_option(
@@ -161,9 +168,12 @@ def test_json_is_one_document(
     arguments = ["build-token-map", "corpus", "--tokenizer", str(target_dir), "--size", "64"]
     assert run([*arguments, "--json", "-o", "map"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert report["size"] == 64
-    assert report["files"].keys() == {p.name for p in (place / "map").iterdir()}
-    assert {"curve", "forced", "coverage", "diagnostics", "corpus_digest"} <= report.keys()
+    (built,) = report["maps"]
+    assert built["size"] == 64
+    written = {"report.json", "token_map.html", "coverage.svg"}
+    assert built["files"].keys() == {p.name for p in (place / "map").iterdir()} - written
+    assert json.loads((place / "map" / "report.json").read_text()) == report
+    assert {"curve", "slices", "forced", "cost", "diagnostics", "corpus"} <= report.keys()
 
 
 def test_command_refuses_a_loss_outside_its_range(
@@ -173,13 +183,4 @@ def test_command_refuses_a_loss_outside_its_range(
     assert run([*arguments, "--max-loss", "1.5"]) == 2
     assert "below 1" in capsys.readouterr().err
     assert run([*arguments, "--max-loss", "0.5"]) == 0
-
-
-def test_interrupt_leaves_nothing(place: Path, target_dir: Path) -> None:
-    def stop(phase: str, done: int, total: int) -> None:
-        if phase == "counting":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_token_map(["corpus"], tokenizer=target_dir, progress=stop)
-    assert not (place / "token-map").exists()
+    assert "by the max loss" in capsys.readouterr().out

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.checkpoint import write_safetensors
+from specctl.checkpoint import digest_file, write_safetensors
 from specctl.contract.diagnostics import DiagnosticError
-from specctl.tokenmap import files, read_token_map, write_token_map
+from specctl.tokenmap import files, read_token_map, write_token_map, writing
 
 IDS = (0, 2, 3, 70_000, 131_000)
 SIZE = 131_072
@@ -28,7 +28,14 @@ def test_every_form_reads_back(tmp_path: Path) -> None:
     for name in (files.JSON_FILE, files.PT_FILE, files.SAFETENSORS_FILE):
         assert read_token_map(paths[name], target_vocab_size=SIZE) == IDS
     assert json.loads(paths[files.JSON_FILE].read_text()) == list(IDS)
-    assert json.loads(paths[files.PROVENANCE_FILE].read_text()) == {"a": [2], "b": 1}
+    stored = json.loads(paths[files.PROVENANCE_FILE].read_text())
+    digests = stored.pop("files")
+    assert stored == {"a": [2], "b": 1}
+    assert digests == {
+        name: digest_file(path, where=name)
+        for name, path in paths.items()
+        if name != files.PROVENANCE_FILE
+    }
 
 
 def test_bytes_are_reproducible(tmp_path: Path) -> None:
@@ -59,7 +66,7 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "stream_safetensors", stop)
+    monkeypatch.setattr(writing, "stream_safetensors", stop)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "new" / "map")
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +78,7 @@ def test_failure_keeps_the_old_map(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def stop(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "stream_pt_ints", stop)
+    monkeypatch.setattr(writing, "atomic_write", stop)
     with pytest.raises(OSError, match="No space"):
         write(tmp_path, (1, 2))
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before

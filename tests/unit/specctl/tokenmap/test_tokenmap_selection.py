@@ -6,6 +6,8 @@ import itertools
 import json
 import shutil
 from array import array
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,23 @@ from specctl.contract.diagnostics import DiagnosticError
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.coverage import (
     SIZE_STEP,
+    Slice,
+    allowed_sizes,
     coverage_at,
-    coverage_curve,
     cumulative_hits,
     curve_sizes,
-    recommended_size,
+    size_step,
+    slice_coverage,
+    smallest_within,
 )
 from specctl.tokenmap.forced import find_forced_ids
-from specctl.tokenmap.selection import rank, select
+from specctl.tokenmap.selection import rank, refusals, select, weighted_counts
+from specctl.tokenmap.sizes import (
+    SizeTextError,
+    integer_weights,
+    parse_sizes,
+    parse_weights,
+)
 
 counts = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
@@ -93,36 +104,106 @@ def test_coverage_is_the_share_of_held_out_tokens(values: list[int], data: st.Da
         assert coverage_at(hits, size) == expected
 
 
-def test_recommended_size_is_the_smallest_that_keeps_coverage() -> None:
+@pytest.mark.parametrize("divisible_by", [1, 3, 8])
+def test_smallest_size_that_keeps_coverage(divisible_by: int) -> None:
     num_ids = 4000
     per_id = array("Q", [max(0, 3000 - i) for i in range(num_ids)])
     ranking = rank(per_id, (num_ids - 1,))
     hits = cumulative_hits(ranking, per_id)
+    sizes = allowed_sizes(ranking, divisible_by)
+    step = size_step(divisible_by)
+    assert step % SIZE_STEP == 0
     for max_loss in (0.0, 0.001, 0.005, 0.05, 0.5):
-        size = recommended_size(ranking, hits, max_loss)
-        assert size % SIZE_STEP == 0
+        size = smallest_within(ranking, hits, max_loss, sizes)
+        assert size % divisible_by == 0
         goal = coverage_at(hits, ranking.num_seen) - max_loss
         assert coverage_at(hits, size) >= goal
-        assert size == SIZE_STEP or coverage_at(hits, size - SIZE_STEP) < goal
-    assert recommended_size(ranking, hits, 0.0) == 3072
+        assert size == step or coverage_at(hits, size - step) < goal
 
 
-def test_recommended_size_stays_in_the_tokenizer_and_holds_the_forced_ids() -> None:
-    per_id = array("Q", [1] * 200)
-    ranking = rank(per_id, range(150))
-    hits = cumulative_hits(ranking, per_id)
-    assert recommended_size(ranking, hits) == 200
-    assert recommended_size(ranking, hits, 0.9) == 200
-    assert curve_sizes(ranking) == (192, 200)
+def test_allowed_sizes_stay_in_the_tokenizer_and_hold_the_forced_ids() -> None:
+    ranking = rank(array("Q", [1] * 200), range(150))
+    assert allowed_sizes(ranking) == (200,)
+    assert allowed_sizes(ranking, 16) == (192,)
+    assert allowed_sizes(ranking, 128) == (200,)  # no multiple holds the forced ids
+    assert curve_sizes(ranking) == (160, 192, 200)
 
 
-def test_curve_rises_and_has_the_extra_sizes() -> None:
+def test_a_slice_has_its_own_curve_and_ids_outside_are_lost() -> None:
     per_id = array("Q", range(1000))
     ranking = rank(per_id, ())
-    curve = coverage_curve(ranking, cumulative_hits(ranking, per_id), (333,))
-    assert [p.size for p in curve] == [128, 192, 256, 333, 384, 512, 768, 1000]
-    assert all(a.coverage <= b.coverage for a, b in itertools.pairwise(curve))
-    assert curve[-1].coverage == 1.0
+    total = sum(per_id)
+    part = Slice(kind="domain", name="x", per_id=per_id, total=total + 100, num_tokens=total + 100)
+    curve = slice_coverage(ranking, part, (1000, 333, 333, 128)).curve
+    assert [p.size for p in curve] == [128, 333, 1000]
+    assert all(a.coverage < b.coverage for a, b in itertools.pairwise(curve))
+    assert curve[-1].coverage == total / (total + 100)
+
+
+def test_ids_without_a_token_are_never_taken() -> None:
+    per_id = array("Q", [0, 9, 9, 1])
+    ranking = rank(per_id, (), without_token={2})
+    assert ranking.ids_target == (1, 3, 0)
+    assert (
+        refusals(ranking, (4,), 1)[0].message == "a map of 4 ids does not fit a tokenizer of 3 ids"
+    )
+
+
+def test_files_of_fr_spec_list_ids_by_rank() -> None:
+    per_id = array("Q", [1, 5, 5, 0, 9])
+    selection = select(rank(per_id, (3,)), per_id, 4)
+    assert selection.ids_target == (1, 2, 3, 4)
+    assert selection.ids_by_rank == (4, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("size", "divisible_by", "expected"),
+    [(10, 4, "8 or 12"), (19, 8, "16"), (5, 64, "a multiple of 64 from 3 to 20")],
+)
+def test_a_size_that_ranks_cannot_share_names_the_next_ones(
+    size: int, divisible_by: int, expected: str
+) -> None:
+    ranking = rank(array("Q", [1] * 20), (0, 1, 2))
+    (diagnostic,) = refusals(ranking, (size,), divisible_by)
+    assert (diagnostic.code, diagnostic.where, diagnostic.expected) == (
+        "SD421",
+        f"--size {size}",
+        expected,
+    )
+    assert f"{size % divisible_by} rows are left over" in diagnostic.message
+    assert refusals(ranking, (16,), 8) == []
+
+
+def test_sizes_as_people_write_them() -> None:
+    assert parse_sizes(["16k,32K", "32000", "32768"]) == (16384, 32000, 32768)
+    for text in ("", "k", "1.5k", "-4", "0", "32 k", "9999999k", "8,,9"):
+        with pytest.raises(SizeTextError):
+            parse_sizes([text])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20),
+    st.decimals(0, 100, places=3),
+)
+def test_weights_are_exact(values: list[tuple[int, int]], weight: Decimal) -> None:
+    """Ranks under a decimal weight are those of exact fractions."""
+    weights = parse_weights([f"code={weight}"])
+    factors = integer_weights(("code", "prose"), weights)
+    code, prose = (array("Q", column) for column in zip(*values, strict=True))
+    total = weighted_counts([code, prose], factors, len(values))
+    exact = [Fraction(weight) * a + b for a, b in values]
+    assert rank(total, ()).ids_target == tuple(
+        sorted(range(len(values)), key=lambda i: (-exact[i], i))
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["code", "code=", "=2", "code=x", "code=-1", "code=nan", "a=1,a=2"]
+)
+def test_texts_that_are_no_weight(text: str) -> None:
+    with pytest.raises(SizeTextError):
+        parse_weights([text])
 
 
 def test_no_held_out_token_is_full_coverage() -> None:
@@ -149,6 +230,14 @@ def test_forced_ids_and_their_reasons(tokenizer: LoadedTokenizer) -> None:
     assert reasons[think] == ("chat template", "--keep")
     assert found.num_reserved == 1
     assert found.target_vocab_size == tokenizer.size + 11
+
+
+def test_a_range_of_characters_is_kept(tokenizer: LoadedTokenizer) -> None:
+    kept = find_forced_ids(tokenizer, ["U+0041-U+0043"]).forced
+    assert {f.token for f in kept if f.reasons == ("--keep",)} == {"A", "B", "C"}
+    with pytest.raises(DiagnosticError) as caught:
+        find_forced_ids(tokenizer, ["U+4E00-U+9FFF"])  # bytes only: no such token
+    assert [d.code for d in caught.value.diagnostics] == ["SD426"]
 
 
 def copy_target(target_dir: Path, tmp_path: Path, **files: object) -> LoadedTokenizer:

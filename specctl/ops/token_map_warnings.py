@@ -1,0 +1,127 @@
+"""What to know about maps that were cut: unseen ids, thin corpora, slices covered badly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.ops.token_map_report import BuiltMap, CorpusFacts
+from specctl.ops.token_map_slices import COUNTED, NOTHING, OUTPUTS_SLICE, Measured
+from specctl.tokenmap.coverage import SliceCoverage
+
+_ENOUGH_SEEN = 0.99
+_LOW_COVERAGE = 0.95
+_FAR_BELOW = 0.02
+
+
+def warnings_of(
+    maps: Sequence[BuiltMap],
+    slices: Sequence[SliceCoverage],
+    measured: Measured,
+    corpus: CorpusFacts,
+    coverage_of_seen: float,
+    where: str,
+) -> list[Diagnostic]:
+    """Return SD407, SD427, SD428, SD431, SD438 and SD439 where they apply.
+
+    Args:
+        maps: that were written.
+        slices: curves that hold the size of every map.
+        measured: what coverage was measured on.
+        corpus: of the counts.
+        coverage_of_seen: measured coverage of all ids seen in the counted text.
+        where: place of the corpus.
+    """
+    findings = _of_text(measured, corpus, coverage_of_seen, where)
+    for built in maps:
+        findings += _of_map(built)
+        findings += _of_slices(built, slices)
+    return findings
+
+
+def _of_text(
+    measured: Measured, corpus: CorpusFacts, coverage_of_seen: float, where: str
+) -> list[Diagnostic]:
+    findings: list[Diagnostic] = []
+    if measured.name == COUNTED:
+        findings.append(
+            diagnose(
+                "SD427",
+                where=where,
+                message=f"{corpus.num_documents} documents were counted and none was held out",
+                expected="two different texts or more, or `--held-out PATH`",
+                found="no held-out text",
+            )
+        )
+    elif measured.name != NOTHING and coverage_of_seen < _ENOUGH_SEEN:
+        findings.append(
+            diagnose(
+                "SD431",
+                where=where,
+                message=f"{1 - coverage_of_seen:.2%} of the tokens of {measured.name} are ids that "
+                "the counted text never shows",
+                expected=f"at most {1 - _ENOUGH_SEEN:.0%}",
+                found=f"{1 - coverage_of_seen:.2%}",
+            )
+        )
+    if measured.num_outside:
+        findings.append(
+            diagnose(
+                "SD438",
+                where="--outputs",
+                message=f"{measured.num_outside} output tokens have ids that the tokenizer does "
+                "not have",
+                expected="ids of the target's tokenizer",
+                found=f"{measured.num_outside} of {measured.whole.num_tokens} tokens",
+                help="Give the tokenizer of the target that wrote them; such tokens count as lost",
+            )
+        )
+    return findings
+
+
+def _of_map(built: BuiltMap) -> list[Diagnostic]:
+    findings: list[Diagnostic] = []
+    if built.num_unseen:
+        findings.append(
+            diagnose(
+                "SD428",
+                where=f"--size {built.size}",
+                message=f"{built.num_unseen} of {built.size} ids never occur in the counted text; "
+                "the lowest ids fill these places",
+                expected=f"at most {built.size - built.num_unseen} ids for this corpus",
+                found=f"{built.size} ids",
+            )
+        )
+    if built.size % 2:
+        findings.append(
+            diagnose(
+                "SD407",
+                where=f"--size {built.size}",
+                message=f"a head of {built.size} rows cannot be shared by an even number of ranks",
+                expected="a multiple of 64",
+                found=built.size,
+            )
+        )
+    return findings
+
+
+def _of_slices(built: BuiltMap, slices: Sequence[SliceCoverage]) -> list[Diagnostic]:
+    """Return SD439 for each slice that is covered badly and worse than the whole."""
+    findings: list[Diagnostic] = []
+    for part in slices:
+        coverage = part.at(built.size)
+        if part.kind == "all" or part.name == OUTPUTS_SLICE:
+            continue
+        if coverage >= _LOW_COVERAGE or coverage >= built.coverage - _FAR_BELOW:
+            continue
+        findings.append(
+            diagnose(
+                "SD439",
+                where=f"--size {built.size}",
+                message=f"the map holds {coverage:.1%} of the tokens of {part.kind} `{part.name}`, "
+                f"{built.coverage:.1%} of all measured ones",
+                expected=f"at least {_LOW_COVERAGE:.0%}",
+                found=f"{coverage:.1%}",
+            )
+        )
+    return findings
