@@ -1,0 +1,156 @@
+"""KV leaves layer by layer while the prefill still runs.
+
+A layer's blocks may be read once its kernels have run, and the host only knows when they were
+launched: each part to send comes with the event that marks the end of its kernels, and one thread
+waits for that event before it hands the part to the carrier. Parts leave in the order in which they
+were queued, so `drain` covers all of them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from runtime.disagg.memory import carrier_failed
+from runtime.disagg.transport import BlockMove, Link
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+
+
+class Ready(Protocol):
+    """Marks the end of work that was launched."""
+
+    def synchronize(self) -> None:
+        """Block until that work is done."""
+
+
+class AtOnce:
+    """For work that is done when its call returns: a CPU's."""
+
+    def synchronize(self) -> None:
+        """Return."""
+
+
+def mark(device: torch.device) -> Ready:
+    """Return what marks the end of everything launched on a device's current stream so far."""
+    if device.type != "cuda":
+        return AtOnce()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+class Outcome:
+    """Whether the parts of one transfer were written; set once, by the sender's thread."""
+
+    def __init__(self) -> None:
+        """Be open."""
+        self._done = threading.Event()
+        self.problem: Diagnostic | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all parts were written, or one failed."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it was done in time."""
+        return self._done.wait(timeout_s)
+
+    def close(self, problem: Diagnostic | None) -> None:
+        """Set the outcome."""
+        self.problem = problem
+        self._done.set()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    ready: Ready
+    link: Link
+    moves: tuple[BlockMove, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    link: Link
+    outcome: Outcome
+    timeout_s: float
+
+
+class EarlySender:
+    """One thread that writes parts in order, each after its event.
+
+    A carrier that fails ends the transfers over that link only: later parts of it are dropped and
+    its outcome says why.
+    """
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        self._items: queue.SimpleQueue[_Part | _End | None] = queue.SimpleQueue()
+        self._failed: dict[int, Diagnostic] = {}
+        self._thread = threading.Thread(target=self._serve, name="kv-sender", daemon=True)
+        self._thread.start()
+
+    def send(self, link: Link, moves: tuple[BlockMove, ...], *, ready: Ready) -> None:
+        """Queue a part.
+
+        Args:
+            link: where to.
+            moves: what; the blocks stay as they are until the transfer's outcome is known.
+            ready: after this the blocks may be read.
+        """
+        if moves:
+            self._items.put(_Part(ready=ready, link=link, moves=moves))
+
+    def end(self, link: Link, *, timeout_s: float) -> Outcome:
+        """Queue the end of a transfer; its outcome is set when every part of the link was written.
+
+        Args:
+            link: of the transfer; not used for another one before the outcome is known.
+            timeout_s: limit of the carrier's last wait.
+        """
+        outcome = Outcome()
+        self._items.put(_End(link=link, outcome=outcome, timeout_s=timeout_s))
+        return outcome
+
+    def close(self) -> None:
+        """Write what was queued and end the thread."""
+        self._items.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (item := self._items.get()) is not None:
+            if isinstance(item, _Part):
+                self._write(item)
+            else:
+                item.outcome.close(self._finish(item))
+
+    def _write(self, part: _Part) -> None:
+        if id(part.link) in self._failed:
+            return
+        try:
+            part.ready.synchronize()
+            for move in part.moves:
+                part.link.write(move)
+        except (DiagnosticError, RuntimeError) as error:
+            self._failed[id(part.link)] = _problem(error)
+
+    def _finish(self, end: _End) -> Diagnostic | None:
+        problem = self._failed.pop(id(end.link), None)
+        if problem is not None:
+            return problem
+        try:
+            end.link.finish(end.timeout_s)
+        except (DiagnosticError, RuntimeError) as error:
+            return _problem(error)
+        return None
+
+
+def _problem(error: Exception) -> Diagnostic:
+    """Return the carrier's own finding, or SD863 for what the device raised."""
+    if isinstance(error, DiagnosticError):
+        return error.diagnostics[0]
+    return carrier_failed("device", str(error).partition("\n")[0] or type(error).__name__)
