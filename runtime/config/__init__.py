@@ -1,11 +1,14 @@
 """Runtime settings: built whole from a manifest and what the user gave, each with its origin."""
 
+from runtime.config.anchor import force_anchor
 from runtime.config.resolve import resolve_config
+from runtime.config.speculation import draft_width
 from runtime.config.values import (
     DEVICE_DTYPES,
     DRAFT_PROPOSERS,
     DTYPES,
     ConfigOrigin,
+    LengthMode,
     Overrides,
     ProposerName,
     RuntimeConfig,
@@ -16,8 +19,11 @@ __all__ = [
     "DRAFT_PROPOSERS",
     "DTYPES",
     "ConfigOrigin",
+    "LengthMode",
     "Overrides",
     "ProposerName",
     "RuntimeConfig",
+    "draft_width",
+    "force_anchor",
     "resolve_config",
 ]

@@ -14,7 +14,12 @@ from runtime.config.devices import settle_device, settle_dtype
 from runtime.config.ledger import Ledger
 from runtime.config.memory import affordable_blocks, memory_budget, settle_lengths
 from runtime.config.reduced_head import settle_dynamic_rows
-from runtime.config.speculation import check_draft_context, settle_draft_width, settle_proposer
+from runtime.config.speculation import (
+    check_draft_context,
+    draft_width,
+    settle_length_mode,
+    settle_proposer,
+)
 from runtime.config.values import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_GRAPHS,
@@ -69,6 +74,7 @@ def resolve_config(
     graphs = _settle_graphs(ledger)
     verification = _settle_verification(ledger, manifest)
     dynamic_rows, dynamic_rank = settle_dynamic_rows(ledger, manifest, proposer)
+    length_mode = settle_length_mode(ledger, gamma)
     ledger.raise_errors()
     check_draft_context(ledger, manifest, proposer, max_model_len)
     target, buckets = manifest.target, manifest.graphs.batch_buckets
@@ -83,13 +89,15 @@ def resolve_config(
         prefill_chunk_size=ledger.pick("prefill_chunk_size", num_rows, origin="derived"),
         max_model_len=max_model_len,
         num_speculative_tokens=gamma,
-        draft_width=settle_draft_width(ledger, manifest, proposer, gamma),
+        draft_width=ledger.note("draft_width", draft_width(manifest, proposer, gamma), "derived"),
         proposer=proposer,
         max_ngram=ledger.pick("max_ngram", DEFAULT_MAX_NGRAM),
         batch_buckets=ledger.pick("batch_buckets", buckets, origin="manifest"),
         enable_prefix_cache=ledger.pick("enable_prefix_cache", True),
         graphs=graphs,
         verification=verification,
+        length_mode=length_mode,
+        cost_table=ledger.pick("cost_table", manifest.graphs.cost_table, origin="manifest"),
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,
         target_vocab_size=ledger.note("target_vocab_size", target.vocab_size, "manifest"),

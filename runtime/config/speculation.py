@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import get_args
 
 from runtime.config.ledger import Ledger
-from runtime.config.values import DEFAULT_NUM_SPECULATIVE_TOKENS, DRAFT_PROPOSERS, ProposerName
+from runtime.config.values import (
+    DEFAULT_LENGTH_MODE,
+    DEFAULT_NUM_SPECULATIVE_TOKENS,
+    DRAFT_PROPOSERS,
+    LengthMode,
+    ProposerName,
+)
 from specctl.contract.diagnostics import diagnose
 from specctl.contract.manifest import PARALLEL_DRAFTS, Manifest
 
@@ -94,20 +100,33 @@ def _settle_gamma(ledger: Ledger, manifest: Manifest, proposer: ProposerName) ->
     return gamma
 
 
-def settle_draft_width(
-    ledger: Ledger, manifest: Manifest, proposer: ProposerName, gamma: int
-) -> int:
+def settle_length_mode(ledger: Ledger, gamma: int) -> LengthMode:
+    """Return how draft counts are chosen; findings are SD832 (no such mode) and SD805 (idle)."""
+    given = ledger.pick("length_mode", DEFAULT_LENGTH_MODE)
+    modes: tuple[LengthMode, ...] = get_args(LengthMode)
+    mode = next((item for item in modes if item == given), None)
+    if mode is None:
+        expected = " or ".join(modes)
+        ledger.refuse(
+            "SD832", "length_mode", f"`length_mode` is {given}", expected=expected, found=given
+        )
+        return DEFAULT_LENGTH_MODE
+    if mode != "static" and gamma == 0:
+        ledger.idle("length_mode", "there are no drafts to choose a number of")
+        mode = ledger.note("length_mode", DEFAULT_LENGTH_MODE, "derived")
+    if mode == "static" and ledger.given.cost_table is not None:
+        ledger.idle("cost_table", "`length_mode` is `static`")
+    return mode
+
+
+def draft_width(manifest: Manifest, proposer: ProposerName, num_speculative_tokens: int) -> int:
     """Return the slots of one draft forward: 1 for a chain, 0 without a draft model."""
     geometry = manifest.geometry
-    if proposer not in DRAFT_PROPOSERS:
-        width = 0
-    elif proposer in PARALLEL_DRAFTS:
-        width = gamma
-    elif geometry.draft_block_size is None:
-        width = 1
-    else:
-        width = gamma if geometry.sample_from_anchor else gamma + 1
-    return ledger.note("draft_width", width, "derived")
+    if proposer not in DRAFT_PROPOSERS or num_speculative_tokens == 0:
+        return 0
+    if proposer in PARALLEL_DRAFTS or geometry.sample_from_anchor:
+        return num_speculative_tokens
+    return 1 if geometry.draft_block_size is None else num_speculative_tokens + 1
 
 
 def check_draft_context(

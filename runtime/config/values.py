@@ -24,6 +24,7 @@ ProposerName = Literal[
     "oracle",
 ]
 GraphsMode = Literal["auto", "off"]
+LengthMode = Literal["static", "cap-accept", "compact"]
 ConfigOrigin = Literal["given", "manifest", "default", "derived"]
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -46,6 +47,7 @@ DEFAULT_MAX_NUM_WAITING = 1024
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_NGRAM = 4
 DEFAULT_GRAPHS: GraphsMode = "auto"
+DEFAULT_LENGTH_MODE: LengthMode = "static"
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 4096}
 DEFAULT_MEMORY_FRACTION: Mapping[str, float] = {"cpu": 0.4, "cuda": 0.85}
 
@@ -59,6 +61,8 @@ class Overrides:
         dtype: a key of `DTYPES`.
         kv_memory_fraction: share of the device memory that is free before loading which weights
             and KV may take, above 0 and at most 1.
+        force_anchor_layout: `sampled` or `conditioning`: reads slot 0 of a block draft as that,
+            whatever the manifest says; for diagnosis.
     """
 
     device: str | None = None
@@ -78,8 +82,11 @@ class Overrides:
     enable_prefix_cache: bool | None = None
     graphs: str | None = None
     verification: str | None = None
+    length_mode: str | None = None
+    cost_table: str | None = None
     dynamic_rows: int | None = None
     dynamic_rank: int | None = None
+    force_anchor_layout: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +111,12 @@ class RuntimeConfig:
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
         graphs: `auto` captures whole greedy rounds as CUDA graphs where device and proposer allow
             it, `off` runs every round kernel by kernel; the tokens are the same.
+        length_mode: `static` gives every request `num_speculative_tokens` drafts; `compact` chooses
+            a number for each from measured acceptance and costs, and packs the rows to verify;
+            `cap-accept` chooses the same but drafts and verifies all, and only accepts no more
+            than chosen: what the choice costs in accept length, without what it saves.
+        cost_table: file of measured costs; None: next to the manifest. Read by the modes that
+            choose only.
         dynamic_rows: ids outside a token map that each request's own text brings back into the
             draft's choice, the newest so many; greedy drafts of a head shared with the target only.
         dynamic_rank: dimensions of the projection of the head that brings back further ids; 0: none
@@ -136,5 +149,7 @@ class RuntimeConfig:
     eos_ids_target: tuple[int, ...]
     origins: Mapping[str, ConfigOrigin]
     diagnostics: tuple[Diagnostic, ...]
+    length_mode: LengthMode = DEFAULT_LENGTH_MODE
+    cost_table: str | None = None
     dynamic_rows: int = 0
     dynamic_rank: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from runtime.config import RuntimeConfig
+from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
 from runtime.engine.pipeline import DeviceRounds
 from runtime.graphs.capture import GraphReport, GraphSet
 from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_buckets
@@ -15,6 +16,21 @@ from runtime.spec.types import DeviceProposer, Proposer
 
 MakeRunner = Callable[[DeviceRound, RuntimeConfig], RoundRunner]
 """Makes the runner of a round; tests put one that runs it eagerly."""
+
+
+def round_menu(config: RuntimeConfig) -> RoundMenu:
+    """Return the sizes among which an engine with these settings chooses."""
+    gamma = config.num_speculative_tokens
+    is_choosing = config.length_mode != "static"
+    return RoundMenu(
+        batches=batch_sizes(config.batch_buckets, config.max_num_requests),
+        draft_counts=draft_counts_up_to(gamma) if is_choosing else (gamma,),
+    )
+
+
+def is_ragged(config: RuntimeConfig) -> bool:
+    """Whether rounds with packed rows are captured."""
+    return config.length_mode == "compact"
 
 
 def make_device_rounds(
@@ -53,11 +69,16 @@ def make_device_rounds(
             state=state,
             proposer=proposer,
             report=GraphReport(),
+            round_=round_,
         )
+    menu = round_menu(config)
     graphs = GraphSet(
         round_,
-        batches=batch_sizes(config.batch_buckets, config.max_num_requests),
-        draft_counts=(config.num_speculative_tokens,),
+        batches=menu.batches,
+        draft_counts=menu.draft_counts if is_ragged(config) else menu.draft_counts[-1:],
         contexts=context_buckets(config.max_model_len),
+        is_ragged=is_ragged(config),
     )
-    return DeviceRounds(runner=graphs, state=state, proposer=proposer, report=graphs.report)
+    return DeviceRounds(
+        runner=graphs, state=state, proposer=proposer, report=graphs.report, round_=round_
+    )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from tokenizers import Tokenizer
 
+from runtime.batch import ConfidentDraft
 from runtime.config import RuntimeConfig
 from runtime.engine.admission import admit
 from runtime.engine.block_manager import BlockManager
@@ -27,7 +28,8 @@ from runtime.graphs.capture import GraphReport
 from runtime.graphs.key import round_key
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
-from runtime.spec.types import Proposer, RoundResult
+from runtime.spec.adaptive import DraftLengths, StaticLengths
+from runtime.spec.types import Proposer, RoundResult, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
@@ -43,6 +45,7 @@ class Engine:
         config: RuntimeConfig,
         tokenizer: Tokenizer | None = None,
         rounds: DeviceRounds | None = None,
+        lengths: DraftLengths | None = None,
     ) -> None:
         """Start without requests.
 
@@ -53,7 +56,9 @@ class Engine:
             config: settings.
             tokenizer: for texts and stop strings; None serves ids only.
             rounds: runs plain greedy rounds without host reads; None runs every round eagerly.
+            lengths: chooses draft counts; None gives every request what it wants.
         """
+        self._lengths = lengths or StaticLengths()
         self.config = config
         self._target = target
         self._target_kv = tuple(target_kv)
@@ -65,7 +70,7 @@ class Engine:
             num_lookahead_tokens=proposer.num_lookahead_tokens,
             enable_prefix_cache=config.enable_prefix_cache,
         )
-        self._scheduler = Scheduler(config, self._blocks, proposer)
+        self._scheduler = Scheduler(config, self._blocks, proposer, self._lengths)
         self._requests: dict[str, Request] = {}
         self._tally = Tally(config.num_speculative_tokens)
         self._graph_report = GraphReport() if rounds is None else rounds.report
@@ -203,7 +208,7 @@ class Engine:
         self._proposer.observe(observation_of(packed, done.aux_hidden_NA, done.final_hidden_ND))
         for span in packed.spans:
             self._settle_blocks(span.request, span.start + span.num_final_rows)
-        return self._deliver(packed.yielding, kept)
+        return self._deliver(packed.yielding, kept, done.result.logprobs)
 
     def _commit_results(self, results: Sequence[LaneResult]) -> list[RequestDelta]:
         """Take in what a round on the device yielded; the draft has observed it already."""
@@ -217,7 +222,7 @@ class Engine:
             num_rows=sum(result.num_drafts) + len(results), num_prompt_tokens=0, num_cached_tokens=0
         )
         self._tally.num_device_rounds += 1
-        self._count_rounds(requests, result)
+        self._count_rounds(requests, result, [lane.confidence for lane in results])
         kept = [
             keep_tokens(request, committed)
             for request, committed in zip(requests, result.committed, strict=True)
@@ -226,10 +231,22 @@ class Engine:
             self._settle_blocks(request, len(request.ids_target) - 1)
         return self._deliver(requests, kept)
 
-    def _deliver(self, requests: Sequence[Request], kept: Sequence[Kept]) -> list[RequestDelta]:
-        """Return what was kept, ending the requests that are done."""
+    def _deliver(
+        self,
+        requests: Sequence[Request],
+        kept: Sequence[Kept],
+        logprobs: Sequence[tuple[TokenLogprobs, ...]] = (),
+    ) -> list[RequestDelta]:
+        """Return what was kept, ending the requests that are done.
+
+        Args:
+            requests: that got tokens.
+            kept: what they keep of them.
+            logprobs: of all committed tokens; empty where no request wants them.
+        """
         deltas = []
-        for request, tokens in zip(requests, kept, strict=True):
+        entries = logprobs or ((),) * len(requests)
+        for request, tokens, row in zip(requests, kept, entries, strict=True):
             self._tally.num_output_tokens += len(tokens.ids_target)
             is_finished = tokens.finish_reason is not None
             deltas.append(
@@ -239,6 +256,7 @@ class Engine:
                     text=take_text(request, is_finished=is_finished),
                     finish_reason=tokens.finish_reason,
                     usage=request.usage(),
+                    logprobs=row[: len(tokens.ids_target)],
                 )
             )
             if tokens.finish_reason is not None:
@@ -252,11 +270,30 @@ class Engine:
             num_prompt_tokens=sum(request.num_prompt_tokens for request in plan.admitted),
             num_cached_tokens=sum(request.num_cached_tokens or 0 for request in plan.admitted),
         )
-        if done.packed.decoding:
-            self._count_rounds(done.packed.decoding, done.result)
+        decoding = done.packed.decoding
+        if decoding:
+            self._count_rounds(decoding, done.result, self._confidence(decoding))
 
-    def _count_rounds(self, decoding: Sequence[Request], result: RoundResult) -> None:
-        """Count rounds of requests that lead the result's."""
+    def _confidence(self, decoding: Sequence[Request]) -> list[tuple[float, ...]]:
+        """Return the draft's chances for the drafts that were just verified.
+
+        Sync: reads them where draft counts are chosen.
+        """
+        draft = self._proposer
+        if self.config.length_mode == "static" or not isinstance(draft, ConfidentDraft):
+            return [()] * len(decoding)
+        if not draft.has_confidence:
+            return [()] * len(decoding)
+        slots = [request.placed.slot for request in decoding]
+        return [tuple(row) for row in draft.confidence_SG[slots].tolist()]
+
+    def _count_rounds(
+        self,
+        decoding: Sequence[Request],
+        result: RoundResult,
+        confidence: Sequence[tuple[float, ...]],
+    ) -> None:
+        """Count rounds of requests that lead the result's, and learn from them."""
         num_rounds = len(decoding)
         key = round_key(
             result.num_drafts[:num_rounds],
@@ -264,7 +301,18 @@ class Engine:
             batch_buckets=self.config.batch_buckets,
         )
         self._tally.count_rounds(result, key, num_rounds=num_rounds)
-        _count_per_request(decoding, result)
+        for request, num_drafts, num_accepted, chances in zip(
+            decoding, result.num_drafts, result.num_accepted_drafts, confidence, strict=False
+        ):
+            request.num_rounds += 1
+            request.num_drafts += num_drafts
+            request.num_accepted_drafts += num_accepted
+            self._lengths.observe(
+                request.acceptance,
+                num_drafts=num_drafts,
+                num_accepted=num_accepted,
+                confidence=chances,
+            )
 
     def _settle_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Advance a request over its final rows and make its full blocks findable."""
@@ -289,15 +337,6 @@ class Engine:
         self._scheduler.remove(request)
         del self._requests[request.request_id]
         self._tally.finished[reason] += 1
-
-
-def _count_per_request(decoding: Sequence[Request], result: RoundResult) -> None:
-    for request, num_drafts, num_accepted in zip(
-        decoding, result.num_drafts, result.num_accepted_drafts, strict=False
-    ):
-        request.num_rounds += 1
-        request.num_drafts += num_drafts
-        request.num_accepted_drafts += num_accepted
 
 
 def _blamed(

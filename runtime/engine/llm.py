@@ -9,17 +9,31 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from runtime.config import DRAFT_PROPOSERS, Overrides, ProposerName, RuntimeConfig, resolve_config
-from runtime.engine.device_rounds import MakeRunner, make_device_rounds
+from runtime.config import (
+    DRAFT_PROPOSERS,
+    Overrides,
+    ProposerName,
+    RuntimeConfig,
+    draft_width,
+    force_anchor,
+    resolve_config,
+)
+from runtime.config.cost_table import CostTable
+from runtime.engine.costs import CostPlace, TimedParts, cost_path, engine_costs
+from runtime.engine.device_rounds import MakeRunner, make_device_rounds, round_menu
 from runtime.engine.engine import Engine
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.text import load_tokenizer
-from runtime.kv import KVPool
+from runtime.kv import KVLayer, KVPool
 from runtime.loading import LoadedModels, load_models
+from runtime.spec.adaptive import AdaptiveLengths
 from runtime.spec.dynamic_rows import DynamicRowSettings
 from runtime.spec.factory import DraftParts, make_proposer
 from runtime.spec.oracle import OracleScript
+from runtime.spec.types import TokenLogprobs
+from runtime.spec.script_table import Room
+from runtime.spec.types import Proposer
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
 from specctl.contract.manifest import Manifest
@@ -34,6 +48,7 @@ class Completion:
         text: decoded output; empty without a tokenizer.
         seed: the one that was used.
         error: why, when the reason is `error`.
+        logprobs: one entry for each id where they were asked for, else none.
     """
 
     request_id: str
@@ -43,11 +58,13 @@ class Completion:
     usage: Usage
     seed: int
     error: Diagnostic | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
 class _Partial:
     seed: int
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     ids_target: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
@@ -59,6 +76,8 @@ def build_engine(
     tokenizer: Tokenizer | None = None,
     script: OracleScript | None = None,
     make_runner: MakeRunner | None = None,
+    costs: CostTable | CostPlace | None = None,
+    on_diagnostic: Callable[[Diagnostic], None] | None = None,
 ) -> Engine:
     """Allocate the KV pool, make the proposer and join them to an engine.
 
@@ -66,8 +85,41 @@ def build_engine(
         models: loaded with the draft if `config.proposer` runs one.
         config: settings for these models.
         tokenizer: for texts and stop strings.
-        script: what the `oracle` proposer replays.
+        script: what the `oracle` proposer replays, or what replaces ids of a draft.
         make_runner: what runs rounds on the device, in place of captured graphs.
+        costs: what draft counts are chosen by where `config.length_mode` chooses, or where that
+            is kept.
+        on_diagnostic: gets SD838 and SD839 about the cost table.
+
+    Raises:
+        DiagnosticError: SD807, the proposer lacks its parts; SD836 and SD837, there is no cost
+            table that fits.
+    """
+    target_kv, proposer = make_caches_and_proposer(models, config, script=script)
+    rounds = make_device_rounds(models.target, target_kv, proposer, config, make_runner=make_runner)
+    lengths = None
+    if config.length_mode != "static":
+        if not isinstance(costs, CostTable):
+            parts = TimedParts(
+                target=models.target, target_kv=target_kv, proposer=proposer, rounds=rounds
+            )
+            costs = engine_costs(parts, config, costs, on_diagnostic=on_diagnostic)
+        lengths = AdaptiveLengths(costs, round_menu(config))
+    return Engine(
+        target=models.target,
+        target_kv=target_kv,
+        proposer=proposer,
+        config=config,
+        tokenizer=tokenizer,
+        rounds=rounds,
+        lengths=lengths,
+    )
+
+
+def make_caches_and_proposer(
+    models: LoadedModels, config: RuntimeConfig, *, script: OracleScript | None = None
+) -> tuple[tuple[KVLayer, ...], Proposer]:
+    """Allocate the KV pool and return the target's layers of it and the proposer with the draft's.
 
     Raises:
         DiagnosticError: SD807, the proposer lacks its parts.
@@ -90,24 +142,19 @@ def build_engine(
             num_slots=config.max_num_requests + 1,  # the last one for padding
             dynamic_rows=dynamic_row_settings(models, config),
         )
-    target_kv = pool.layers[: len(target_specs)]
     proposer = make_proposer(
         config.proposer,
         device=config.device,
         draft=parts,
         script=script,
         max_ngram=config.max_ngram,
-    )
-    return Engine(
-        target=models.target,
-        target_kv=target_kv,
-        proposer=proposer,
-        config=config,
-        tokenizer=tokenizer,
-        rounds=make_device_rounds(
-            models.target, target_kv, proposer, config, make_runner=make_runner
+        room=Room(
+            num_slots=config.max_num_requests + 1,
+            max_length=config.max_model_len,
+            max_drafts=config.num_speculative_tokens,
         ),
     )
+    return pool.layers[: len(target_specs)], proposer
 
 
 def dynamic_row_settings(models: LoadedModels, config: RuntimeConfig) -> DynamicRowSettings | None:
@@ -163,7 +210,7 @@ class LLM:
                 `load_tokenizer` and `build_engine` raise; SD831 when rows are not invariant.
         """
         path = Path(path)
-        manifest = load_manifest(path)
+        manifest, forced = force_anchor(load_manifest(path), overrides)
         config = resolve_config(manifest, overrides)
         models = load_models(
             manifest,
@@ -172,18 +219,31 @@ class LLM:
             dtype=config.dtype,
             with_draft=config.proposer in DRAFT_PROPOSERS,
         )
-        found = config.diagnostics + models.diagnostics + _probe(models, config)
+        found = (
+            forced + config.diagnostics + models.diagnostics + invariance_problems(models, config)
+        )
         if has_errors(found):
             raise DiagnosticError(found)
         tokenizer = None
         if needs_tokenizer:
             tokenizer = load_tokenizer(resolve_source(manifest.target.source, path.parent))
+        later: list[Diagnostic] = []
+        engine = build_engine(
+            models,
+            config,
+            tokenizer=tokenizer,
+            script=script,
+            costs=CostPlace(
+                path=cost_path(path, config.cost_table), fingerprint=manifest.fingerprint
+            ),
+            on_diagnostic=later.append,
+        )
         return cls(
-            engine=build_engine(models, config, tokenizer=tokenizer, script=script),
+            engine=engine,
             models=models,
             manifest=manifest,
             tokenizer=tokenizer,
-            diagnostics=found,
+            diagnostics=(*found, *later),
         )
 
     def sibling(
@@ -207,7 +267,8 @@ class LLM:
             self.config,
             proposer=proposer,
             num_speculative_tokens=num_speculative_tokens,
-            draft_width=self.config.draft_width if proposer == self.config.proposer else 0,
+            draft_width=draft_width(self.manifest, proposer, num_speculative_tokens),
+            length_mode="static",
         )
         return LLM(
             engine=build_engine(self.models, config, tokenizer=self.tokenizer, script=script),
@@ -222,16 +283,24 @@ class LLM:
         requests: Sequence[RequestInput],
         *,
         on_delta: Callable[[RequestDelta], None] | None = None,
+        logprobs: int | None = None,
     ) -> tuple[Completion, ...]:
         """Run requests to their ends; answers come in the order of the requests.
 
         Args:
             requests: more than the queue holds are handed over as places become free.
             on_delta: called with every delta as it is made.
+            logprobs: likeliest ids to report with each token's log probability, for all requests;
+                None leaves that to each request's parameters.
 
         Raises:
             DiagnosticError: a request cannot run (see `Engine.add_request`).
         """
+        if logprobs is not None:
+            requests = [
+                replace(item, params=replace(item.params, num_logprobs=logprobs))
+                for item in requests
+            ]
         pending = deque(requests)
         partials: dict[str, _Partial] = {}
         done: dict[str, Completion] = {}
@@ -252,7 +321,7 @@ class LLM:
         return tuple(done[request.request_id] for request in requests)
 
 
-def _probe(models: LoadedModels, config: RuntimeConfig) -> tuple[Diagnostic, ...]:
+def invariance_problems(models: LoadedModels, config: RuntimeConfig) -> tuple[Diagnostic, ...]:
     """Return SD831 findings: errors where drafts are verified, else warnings.
 
     CUDA products have pinned tiles and tests of their own; the CPU's library is what varies.
@@ -267,6 +336,7 @@ def _extend(partial: _Partial, delta: RequestDelta) -> Completion | None:
     """Add a delta; return the answer if it was the last."""
     partial.ids_target.extend(delta.ids_target)
     partial.texts.append(delta.text)
+    partial.logprobs.extend(delta.logprobs)
     if delta.finish_reason is None:
         return None
     return Completion(
@@ -277,4 +347,5 @@ def _extend(partial: _Partial, delta: RequestDelta) -> Completion | None:
         usage=delta.usage,
         seed=partial.seed,
         error=delta.error,
+        logprobs=tuple(partial.logprobs),
     )

@@ -16,11 +16,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from runtime.config import RuntimeConfig
+from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.request import Placement, Request
 from runtime.engine.scheduler import Scheduler
 from runtime.graphs.capture import NUM_BUFFERS, GraphReport
-from runtime.graphs.round import RoundRunner
+from runtime.graphs.round import DeviceRound, RoundRunner
 from runtime.graphs.state import RoundShape, RoundState, SlotRow
 from runtime.spec.types import DeviceProposer
 
@@ -34,12 +35,14 @@ class DeviceRounds:
         state: of all slots.
         proposer: the engine's own.
         report: what captured graphs cost.
+        round_: what the runner runs.
     """
 
     runner: RoundRunner
     state: RoundState
     proposer: DeviceProposer
     report: GraphReport
+    round_: DeviceRound
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,14 +51,14 @@ class Lane:
 
     Args:
         placement: what it held when it joined; another one means that it left in between.
-        num_drafts: drafts that count in each round.
+        limit: drafts that count in a round at most.
         last_length: tokens with which a round may still start at most.
         num_written_blocks: blocks of its table that the device knows.
     """
 
     request: Request
     placement: Placement
-    num_drafts: int
+    limit: int
     last_length: int
     num_written_blocks: int
 
@@ -70,12 +73,32 @@ class LaneResult:
     """What a round yielded for a request, before any stop or length cut.
 
     Args:
+        num_drafts: drafts that counted.
         committed: target ids, accepted drafts then the bonus token.
+        confidence: the draft's chances for its drafts; empty without such a head.
     """
 
     request: Request
     num_drafts: int
     committed: list[int]
+    confidence: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Size:
+    """What the next round is to be.
+
+    Args:
+        batch: requests, padding included.
+        count: drafts that the draft makes for each.
+        num_packed_rows: rows of a ragged round; None for a dense one.
+        num_drafts: per lane, drafts that count.
+    """
+
+    batch: int
+    count: int
+    num_packed_rows: int | None
+    num_drafts: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +106,7 @@ class _Flight:
     """A round that was launched and not read."""
 
     lanes: tuple[Lane, ...]
+    num_drafts: tuple[int, ...]
     shape: RoundShape
     buffer: int
 
@@ -117,7 +141,7 @@ class Pipeline:
         self._lanes: tuple[Lane, ...] = ()
         self._seen_version: int | None = None
         self._is_written = False  # device state of all lanes is current
-        self._num_drafts = 0  # of the rounds to come
+        self._written_drafts: tuple[int, ...] | None = None  # None: the lanes changed since
         self._batch = 0
 
     def next_results(self) -> list[LaneResult] | None:
@@ -126,8 +150,8 @@ class Pipeline:
         Requests that ended or left since the launch have no entry. Sync: waits for that round.
         """
         while True:
-            while len(self._flights) < NUM_BUFFERS and self._prepare():
-                self._launch()
+            while len(self._flights) < NUM_BUFFERS and (size := self._prepare()) is not None:
+                self._launch(size)
             if not self._flights:
                 self._is_written = False
                 self._seen_version = None
@@ -140,31 +164,36 @@ class Pipeline:
         if not any(lane.is_running for lane in flight.lanes):
             return []  # not waited for
         rows = self._runner.read(flight.buffer, len(flight.lanes))
+        chances = self._runner.confidence(flight.buffer, len(flight.lanes))
         return [
             LaneResult(
                 request=lane.request,
-                num_drafts=lane.num_drafts,
+                num_drafts=num_drafts,
                 committed=row[1 : row[0] + 2],
+                confidence=tuple(confidence[:num_drafts]),
             )
-            for lane, row in zip(flight.lanes, rows, strict=True)
+            for lane, num_drafts, row, confidence in zip(
+                flight.lanes, flight.num_drafts, rows, chances, strict=True
+            )
             if lane.is_running
         ]
 
-    def _prepare(self) -> bool:
-        """Make room for one more round; False when it cannot run here or is not needed."""
+    def _prepare(self) -> _Size | None:
+        """Make room for one more round; None when it cannot run here or is not needed."""
         if self._scheduler.may_admit:
-            return False
+            return None
         if self._seen_version != self._scheduler.version and not self._join():
-            return False
+            return None
+        size = self._choose()
         ahead = 0
         for flight in self._flights:
             ahead += flight.shape.width
-        width, block_size = self._num_drafts + 1, self._config.kv_block_size
+        width, block_size = size.count + 1, self._config.kv_block_size
         is_needed = False
         for lane in self._lanes:
             length = len(lane.request.ids_target) + ahead
             if length > lane.last_length:
-                return False
+                return None
             # Every unread round commits one token at least.
             if lane.request.max_length - len(lane.request.ids_target) > len(self._flights):
                 is_needed = True
@@ -172,25 +201,56 @@ class Pipeline:
             if len(table.blocks) * block_size < num_slots and not self._blocks.extend(
                 table, num_slots=num_slots
             ):
-                return False
-        return is_needed
+                return None
+        return size if is_needed else None
 
-    def _launch(self) -> None:
+    def _choose(self) -> _Size:
+        """Choose each lane's drafts from what was read so far, and the size that holds them."""
+        choice = self._scheduler.choose_drafts(
+            [lane.request for lane in self._lanes], [lane.limit for lane in self._lanes]
+        )
+        num_drafts = choice.num_drafts
+        most, num_rows = max(num_drafts), sum(num_drafts) + len(num_drafts)
+        if choice.size is not None and self._config.length_mode == "compact":
+            most, num_rows = choice.size.num_drafts, choice.size.num_rows
+        count = smallest_fit(self._runner.draft_counts, most)
+        assert count is not None, "lanes join within the sizes that are captured"
+        packed = self._runner.packed_row_counts(self._batch, count)
+        return _Size(
+            batch=self._batch,
+            count=count,
+            num_packed_rows=smallest_fit(packed, num_rows),
+            num_drafts=num_drafts,
+        )
+
+    def _launch(self, size: _Size) -> None:
         ahead = sum(flight.shape.width for flight in self._flights)
         longest = max(len(lane.request.ids_target) for lane in self._lanes)
-        end = longest + ahead + self._num_drafts
+        context = smallest_fit(self._runner.contexts, longest + ahead + size.count)
+        assert context is not None, "`_prepare` keeps rounds within the context"
         shape = RoundShape(
-            batch=self._batch,
-            num_drafts=self._num_drafts,
-            context=next(size for size in self._runner.contexts if size >= end),
+            batch=size.batch,
+            num_drafts=size.count,
+            context=context,
+            num_packed_rows=size.num_packed_rows,
         )
-        self._write()
+        self._write(size)
         self._runner.launch(shape, self._next_buffer)
-        self._flights.append(_Flight(lanes=self._lanes, shape=shape, buffer=self._next_buffer))
+        self._flights.append(
+            _Flight(
+                lanes=self._lanes,
+                num_drafts=size.num_drafts,
+                shape=shape,
+                buffer=self._next_buffer,
+            )
+        )
         self._next_buffer = (self._next_buffer + 1) % NUM_BUFFERS
 
-    def _write(self) -> None:
-        """Bring the device's block tables up to date, or everything after an eager step."""
+    def _write(self, size: _Size) -> None:
+        """Bring drafts and block tables on the device up to date, or all after an eager step."""
+        if self._written_drafts != size.num_drafts:
+            self._state.write_batch([lane.placement.slot for lane in self._lanes], size.num_drafts)
+            self._written_drafts = size.num_drafts
         if not self._is_written:
             self._state.write_requests(
                 [
@@ -221,34 +281,31 @@ class Pipeline:
         """Take the running requests as lanes; False when one of them needs the eager path."""
         running = self._scheduler.running
         if not running or not all(
-            request.placed.is_decoding and request.params.is_plain_greedy for request in running
+            request.placed.is_decoding and request.params.device_kind == "greedy"
+            for request in running
         ):
             return False
         known = {id(lane.placement): lane for lane in self._lanes} if self._is_written else {}
         lanes = tuple(known.get(id(request.placed)) or self._lane(request) for request in running)
-        num_rows = sum(lane.num_drafts + 1 for lane in lanes)
-        batch = next((size for size in self._runner.batches if size >= len(lanes)), None)
-        wanted = max(lane.num_drafts for lane in lanes)
-        count = next((count for count in self._runner.draft_counts if count >= wanted), None)
+        num_rows = sum(lane.limit + 1 for lane in lanes)
+        batch = smallest_fit(self._runner.batches, len(lanes))
+        count = smallest_fit(self._runner.draft_counts, max(lane.limit for lane in lanes))
         if batch is None or count is None or num_rows > self._config.max_num_batched_tokens:
             return False
         for lane in lanes:  # rows beyond a lane's own drafts need positions, too
             lane.last_length = min(lane.last_length, self._config.max_model_len - count - 1)
-        self._lanes, self._batch, self._num_drafts = lanes, batch, count
-        self._state.write_batch(
-            [lane.placement.slot for lane in lanes], [lane.num_drafts for lane in lanes]
-        )
+        self._lanes, self._batch, self._written_drafts = lanes, batch, None
         self._seen_version = self._scheduler.version
         return True
 
     def _lane(self, request: Request) -> Lane:
-        num_drafts = self._scheduler.wanted_drafts(request)
-        last_length = self._proposer.last_length(num_drafts)
-        room = self._config.max_model_len - num_drafts - 1
+        limit = self._scheduler.wanted_drafts(request)
+        last_length = self._proposer.last_length(limit)
+        room = self._config.max_model_len - limit - 1
         return Lane(
             request=request,
             placement=request.placed,
-            num_drafts=num_drafts,
+            limit=limit,
             last_length=room if last_length is None else min(last_length, room),
             num_written_blocks=0,
         )

@@ -12,7 +12,8 @@ from typing import Literal
 
 from runtime.engine.block_manager import BlockTable
 from runtime.engine.text import TextStream
-from runtime.spec.types import RequestView, SamplingParams
+from runtime.spec.adaptive import Acceptance
+from runtime.spec.types import RequestView, SamplingParams, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -92,6 +93,7 @@ class RequestDelta:
         text: new final text; empty without a tokenizer.
         finish_reason: set in the last delta of a request only.
         error: why, when the reason is `error`.
+        logprobs: one entry for each new id where the request wants them, else none.
     """
 
     request_id: str
@@ -100,6 +102,7 @@ class RequestDelta:
     finish_reason: FinishReason | None
     usage: Usage
     error: Diagnostic | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -140,6 +143,7 @@ class Request:
         text: decoder of the output; None without a tokenizer.
         placement: None while it waits.
         num_cached_tokens: prefix hit of the first admission; None before it.
+        acceptance: what its rounds have shown.
     """
 
     request_id: str
@@ -154,6 +158,7 @@ class Request:
     num_rounds: int = 0
     num_drafts: int = 0
     num_accepted_drafts: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
 
     @property
     def num_output_tokens(self) -> int:

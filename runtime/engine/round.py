@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,9 +51,30 @@ def run_round(
         proposal = no_drafts(len(views), target.device)
     packed = pack_round(plan, proposal, kv_block_size=kv_block_size)
     output = target.forward(packed.batch, target_kv, proposer.aux_layer_ids)
+    result = verify(target, output.hidden_ND, packed.rows, packed.proposal)
     return Round(
         packed=packed,
-        result=verify(target, output.hidden_ND, packed.rows, packed.proposal),
+        result=_capped(result, [work.max_accepted for work in plan.decodes]),
         aux_hidden_NA=output.aux_hidden_NA,
         final_hidden_ND=output.hidden_ND if proposer.needs_final_hidden else None,
+    )
+
+
+def _capped(result: RoundResult, caps: Sequence[int]) -> RoundResult:
+    """Accept no more drafts than the caps say; what a draft at a cap equals is the target's token.
+
+    Args:
+        result: its first entries are those of the caps; the others have no drafts.
+        caps: drafts that count, per decoding request.
+    """
+    if all(count <= cap for count, cap in zip(result.num_drafts, caps, strict=False)):
+        return result
+    limits = (*caps, *(0,) * (len(result.num_drafts) - len(caps)))
+    return replace(
+        result,
+        committed=tuple(
+            ids[: limit + 1] for ids, limit in zip(result.committed, limits, strict=True)
+        ),
+        num_drafts=tuple(map(min, result.num_drafts, limits)),
+        num_accepted_drafts=tuple(map(min, result.num_accepted_drafts, limits)),
     )

@@ -11,21 +11,27 @@ yields the same bits because every row takes the same arithmetic whatever batch 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from runtime.config import RuntimeConfig
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.request import Placement, Request
+from runtime.spec.adaptive import Candidate, Choice, DraftLengths, StaticLengths
 from runtime.spec.types import Proposer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeWork:
-    """One round of a request: up to `num_drafts` drafts and the bonus token."""
+    """One round of a request: up to `num_drafts` drafts and the bonus token.
+
+    Args:
+        max_accepted: drafts that may be accepted; fewer than drafts under `cap-accept` only.
+    """
 
     request: Request
     num_drafts: int
+    max_accepted: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +78,15 @@ class Plan:
 class Scheduler:
     """Queues, slots and the row budget; KV blocks are the block manager's."""
 
-    def __init__(self, config: RuntimeConfig, blocks: BlockManager, proposer: Proposer) -> None:
-        """Start empty."""
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        blocks: BlockManager,
+        proposer: Proposer,
+        lengths: DraftLengths | None = None,
+    ) -> None:
+        """Start empty; without `lengths` every request gets the drafts that it wants."""
+        self._lengths = lengths or StaticLengths()
         self._config = config
         self._blocks = blocks
         self._proposer = proposer
@@ -146,19 +159,32 @@ class Scheduler:
     def _plan_decodes(self, budget: int) -> tuple[list[DecodeWork], int]:
         decodes = []
         pending = [request for request in self._running if request.placed.is_decoding]
+        limits = [self.wanted_drafts(request) for request in pending]
+        chosen = self.choose_drafts(pending, limits).num_drafts
+        wanted = limits if self._config.length_mode == "cap-accept" else chosen
         for index, request in enumerate(pending):
             if request.placement is None:  # preempted for an older one
                 continue
             rows_for_later = len(pending) - index - 1
-            num_drafts = min(self.wanted_drafts(request), budget - rows_for_later - 1)
+            num_drafts = min(wanted[index], budget - rows_for_later - 1)
             granted = self._grow(request, num_drafts)
             if granted is not None:
-                decodes.append(DecodeWork(request=request, num_drafts=granted))
+                cap = min(granted, chosen[index])
+                decodes.append(DecodeWork(request=request, num_drafts=granted, max_accepted=cap))
                 budget -= granted + 1
         return decodes, budget
 
+    def choose_drafts(self, requests: Sequence[Request], limits: Sequence[int]) -> Choice:
+        """Return the drafts of a round of these requests, each at most its limit."""
+        return self._lengths.choose(
+            [
+                Candidate(acceptance=request.acceptance, limit=limit)
+                for request, limit in zip(requests, limits, strict=True)
+            ]
+        )
+
     def wanted_drafts(self, request: Request) -> int:
-        """Return how many drafts a round should have.
+        """Return how many drafts a round of the request has at most.
 
         Not limited by `max_tokens`: accept length counts drafts before any length cut.
         """

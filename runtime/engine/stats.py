@@ -36,6 +36,7 @@ class EngineStats:
         num_device_rounds: steps whose round ran on the device without host reads; the others ran
             kernel by kernel.
         graphs: captured graphs and what they cost; not cleared by a flush.
+        rounds_by_drafts: rounds of requests, by how many drafts counted in them.
     """
 
     num_running: int
@@ -57,6 +58,7 @@ class EngineStats:
     finished: Mapping[FinishReason, int]
     num_device_rounds: int = 0
     graphs: GraphReport = field(default_factory=GraphReport)
+    rounds_by_drafts: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def accept_length(self) -> float | None:
@@ -88,6 +90,7 @@ class Tally:
         self.num_drafts = 0
         self.num_accepted_at = [0] * num_speculative_tokens
         self.rounds_by_key: Counter[GraphKey] = Counter()
+        self.rounds_by_drafts: Counter[int] = Counter()
         self.finished: Counter[FinishReason] = Counter()
         self.num_device_rounds = 0
 
@@ -103,6 +106,7 @@ class Tally:
         self.num_rounds += num_rounds
         self.num_drafts += sum(result.num_drafts[:num_rounds])
         self.rounds_by_key[key] += 1
+        self.rounds_by_drafts.update(result.num_drafts[:num_rounds])
         for num_accepted in result.num_accepted_drafts[:num_rounds]:
             for position in range(num_accepted):
                 self.num_accepted_at[position] += 1
@@ -139,4 +143,5 @@ class Tally:
             finished=dict(self.finished),
             num_device_rounds=self.num_device_rounds,
             graphs=graphs,
+            rounds_by_drafts=dict(sorted(self.rounds_by_drafts.items())),
         )

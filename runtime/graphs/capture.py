@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from runtime.config.round_sizes import packed_row_counts
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
 
@@ -47,6 +48,7 @@ class GraphSet:
         batches: Sequence[int],
         draft_counts: Sequence[int],
         contexts: Sequence[int],
+        is_ragged: bool = False,
     ) -> None:
         """Capture every combination of sizes.
 
@@ -55,12 +57,14 @@ class GraphSet:
             batches: requests, ascending.
             draft_counts: drafts of each request, ascending.
             contexts: bounds of positions, ascending.
+            is_ragged: whether rounds with packed rows are captured beside the dense ones.
         """
         device = round_.state.device
         assert device.type == "cuda", "only CUDA captures graphs"
         self.batches = tuple(batches)
         self.draft_counts = tuple(draft_counts)
         self.contexts = tuple(contexts)
+        self._is_ragged = is_ragged
         self._output_BX = round_.state.output_BX
         self._pinned: tuple[torch.Tensor, ...] = tuple(
             torch.zeros(self._output_BX.shape, dtype=torch.int64, pin_memory=True)
@@ -68,10 +72,18 @@ class GraphSet:
         )
         self._events = tuple(_event() for _ in range(NUM_BUFFERS))
         self._widths = [0] * NUM_BUFFERS
+        self._confidence_BG = round_.state.confidence_BG if round_.has_confidence else None
+        self._chances = tuple(
+            torch.zeros(round_.state.confidence_BG.shape, pin_memory=True)
+            for _ in range(NUM_BUFFERS if round_.has_confidence else 0)
+        )
         shapes = [
-            RoundShape(batch=batch, num_drafts=num_drafts, context=context)
+            RoundShape(
+                batch=batch, num_drafts=num_drafts, context=context, num_packed_rows=num_rows
+            )
             for batch in reversed(self.batches)  # the largest first: smaller ones reuse its memory
             for num_drafts in reversed(self.draft_counts)
+            for num_rows in (None, *reversed(self.packed_row_counts(batch, num_drafts)))
             for context in reversed(self.contexts)
         ]
         free_before, _ = torch.cuda.mem_get_info(device)
@@ -84,11 +96,19 @@ class GraphSet:
             memory_bytes=max(0, free_before - free_after),
         )
 
+    def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
+        """Return the row counts of its ragged rounds; see `RoundRunner`."""
+        return packed_row_counts(batch, num_drafts) if self._is_ragged else ()
+
     def launch(self, shape: RoundShape, buffer: int) -> None:
         """Replay a round and copy its outcome to the host; see `RoundRunner`."""
         self._graphs[shape].replay()
         num_rows, width = shape.batch, shape.width + 1
         self._pinned[buffer][:num_rows].copy_(self._output_BX[:num_rows], non_blocking=True)
+        if self._confidence_BG is not None:
+            self._chances[buffer][:num_rows].copy_(
+                self._confidence_BG[:num_rows], non_blocking=True
+            )
         self._events[buffer].record(torch.cuda.current_stream(self._output_BX.device))
         self._widths[buffer] = width
 
@@ -98,9 +118,34 @@ class GraphSet:
         rows: list[list[int]] = self._pinned[buffer][:num_requests, : self._widths[buffer]].tolist()
         return rows
 
+    def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
+        """Return the draft's chances in a buffer that was read; see `RoundRunner`."""
+        if self._confidence_BG is None:
+            return [[]] * num_requests
+        rows: list[list[float]] = self._chances[buffer][:num_requests].tolist()
+        return rows
+
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+@torch.inference_mode()
+def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
+    """Return what `run` launches as a graph with a pool of its own; it ran once before."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            run()
+        finally:
+            graph.capture_end()
+    torch.cuda.synchronize(device)
+    return graph
 
 
 @torch.inference_mode()

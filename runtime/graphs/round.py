@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.batch import RoundDraft, RoundStates
+from runtime.batch import ConfidentDraft, RoundDraft, RoundStates
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.accept import accept
 from runtime.kv import KVLayer
@@ -42,6 +42,18 @@ class DeviceRound:
     draft: RoundDraft
     state: RoundState
 
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the draft says how sure it is of its drafts."""
+        return isinstance(self.draft, ConfidentDraft) and self.draft.has_confidence
+
+    def draft_phase(self, shape: RoundShape) -> torch.Tensor:
+        """Run the draft phase of `run` alone, to time it; returns its drafts [B, G].
+
+        Sync: none (CUDA).
+        """
+        return self.draft.draft_round(self.state.requests(shape), shape.num_drafts)
+
     def run(self, shape: RoundShape) -> None:
         """Run one round of the requests in `state.slots_B[:shape.batch]`.
 
@@ -54,22 +66,30 @@ class DeviceRound:
         state = self.state
         requests = state.requests(shape)
         drafts_BG = self.draft.draft_round(requests, shape.num_drafts)
-        ids_BW = torch.cat([requests.newest_ids_target_B[:, None], drafts_BG], dim=1)
-        batch = requests.batch(ids_BW)
+        ids_BW = requests.newest_ids_target_B[:, None]
+        if shape.num_drafts:
+            ids_BW = torch.cat([ids_BW, drafts_BG], dim=1)
+        batch = requests.verify_batch(ids_BW)
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
-        chosen_BW = self.target.greedy_ids(output.hidden_ND).view(shape.batch, shape.width)
+        chosen_N = self.target.greedy_ids(output.hidden_ND)
+        chosen_BW = requests.per_request(chosen_N)
         num_accepted_B, _ = accept(drafts_BG, chosen_BW, requests.num_drafts_B)
         self.draft.observe_round(
             requests,
             RoundStates(
                 batch=batch,
-                next_ids_target_N=chosen_BW.flatten(),
+                next_ids_target_N=chosen_N,
                 aux_hidden_NA=output.aux_hidden_NA,
                 final_hidden_ND=output.hidden_ND,
-                last_rows_B=state.constants(shape).first_rows_B + num_accepted_B,
+                last_rows_B=state.last_rows(shape, requests, num_accepted_B),
             ),
         )
         state.commit(requests, chosen_BW, num_accepted_B)
+        if self.has_confidence:
+            assert isinstance(self.draft, ConfidentDraft), "it has confidences"
+            known_BG = self.draft.confidence_SG.index_select(0, requests.slots_B)
+            count = shape.num_drafts
+            state.confidence_BG[: shape.batch, :count].copy_(known_BG[:, :count])
 
 
 class RoundRunner(Protocol):
@@ -87,6 +107,9 @@ class RoundRunner(Protocol):
     def contexts(self) -> tuple[int, ...]:
         """Bounds of positions that it runs, ascending."""
 
+    def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
+        """Return the row counts of its ragged rounds with these sizes, ascending."""
+
     def launch(self, shape: RoundShape, buffer: int) -> None:
         """Start a round after all device work launched before it.
 
@@ -100,6 +123,13 @@ class RoundRunner(Protocol):
 
         Returns:
             Per request: accepted drafts, then the target's choice at each row of the shape.
+        """
+
+    def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
+        """Return, after `read` and before the next launch into the buffer, the draft's chances.
+
+        Returns:
+            Per request, the chance of each draft of the shape; empty lists without such a head.
         """
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import RoundRequests
+from runtime.batch import PackedLayout, RoundRequests
+from runtime.kernels.round import commit_round, prepare_round
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,18 +25,26 @@ class RoundShape:
 
     Args:
         batch: requests, padding included.
-        num_drafts: drafts of each request, 0 for target-only decoding.
+        num_drafts: drafts of each request at most, 0 for target-only decoding.
         context: bound of every position + 1.
+        num_packed_rows: rows of a ragged round, which packs each request's own drafts + 1;
+            None: every request has `width` rows.
     """
 
     batch: int
     num_drafts: int
     context: int
+    num_packed_rows: int | None = None
 
     @property
     def width(self) -> int:
-        """Rows of each request."""
+        """Rows of each request of a dense round."""
         return self.num_drafts + 1
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the target verifies."""
+        return self.num_packed_rows or self.batch * self.width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +68,14 @@ class RoundConstants:
     """Tensors that depend on a shape alone.
 
     Args:
-        offsets_W: int64, 0..W - 1.
         row_request_BW: int32, b in row b.
-        first_rows_B: int64, row of each request's newest token.
+        first_rows_B: int64, row of each request's newest token in a dense round.
+        rows_N: int64, 0..N - 1, of a ragged round.
     """
 
-    offsets_W: torch.Tensor
     row_request_BW: torch.Tensor
     first_rows_B: torch.Tensor
+    rows_N: torch.Tensor
 
 
 class RoundState:
@@ -77,9 +86,10 @@ class RoundState:
         lengths_S: int64, positions whose KV is final.
         newest_ids_target_S: int64, the token after them.
         block_tables_ST: int32, 0 (the padding block) beyond a request's blocks.
-        slots_B: int64 input, slots of the round's requests, then `padding_slot`.
+        slots_B: int64 input, slots of the round's requests, then `padding_slot`, at least once.
         num_drafts_B: int64 input, drafts that count, 0 for padding.
         output_BX: int64 [B, 1 + W] output: accepted drafts, then the target's choice at each row.
+        confidence_BG: float32 output, the draft's chances for a round's drafts; 1 without a head.
     """
 
     def __init__(
@@ -112,21 +122,22 @@ class RoundState:
         self.block_tables_ST = torch.zeros(
             (num_slots + 1, num_blocks), dtype=torch.int32, device=device
         )
-        self.slots_B = torch.full((max_batch,), num_slots, dtype=torch.int64, device=device)
+        self.slots_B = torch.full((max_batch + 1,), num_slots, dtype=torch.int64, device=device)
         self.num_drafts_B = torch.zeros_like(self.slots_B)
-        self._constants: dict[tuple[int, int], RoundConstants] = {}
+        self._constants: dict[tuple[int, int, int], RoundConstants] = {}
         self.output_BX = torch.zeros((max_batch, max_drafts + 2), dtype=torch.int64, device=device)
+        self.confidence_BG = torch.ones((max_batch, max_drafts), device=device)
 
     def constants(self, shape: RoundShape) -> RoundConstants:
         """Return what a shape fixes; made once, when the shape first runs."""
-        key = (shape.batch, shape.width)
+        key = (shape.batch, shape.width, shape.num_rows)
         found = self._constants.get(key)
         if found is None:
             requests_B = torch.arange(shape.batch, device=self.device)
             found = self._constants[key] = RoundConstants(
-                offsets_W=torch.arange(shape.width, device=self.device),
                 row_request_BW=requests_B.to(torch.int32)[:, None].repeat(1, shape.width),
                 first_rows_B=requests_B * shape.width,
+                rows_N=torch.arange(shape.num_rows, device=self.device),
             )
         return found
 
@@ -182,24 +193,66 @@ class RoundState:
 
         Sync: none.
         """
-        size, slots_B = self.kv_block_size, self.slots_B[: shape.batch]
         constants = self.constants(shape)
-        lengths_B = self.lengths_S.index_select(0, slots_B)
-        block_tables_BT = self.block_tables_ST[:, : -(-shape.context // size)].index_select(
-            0, slots_B
+        is_packed = shape.num_packed_rows is not None
+        # A packed round has padding rows, which are those of one more request.
+        rows = prepare_round(
+            self.slots_B[: shape.batch + is_packed],
+            self.lengths_S,
+            self.newest_ids_target_S,
+            self.block_tables_ST,
+            num_blocks=-(-shape.context // self.kv_block_size),
+            width=shape.width,
+            kv_block_size=self.kv_block_size,
         )
-        positions_BW = lengths_B[:, None] + constants.offsets_W
-        blocks_BW = block_tables_BT.gather(1, positions_BW // size)
+        count = shape.batch
         return RoundRequests(
-            slots_B=slots_B,
-            lengths_B=lengths_B,
-            newest_ids_target_B=self.newest_ids_target_S.index_select(0, slots_B),
-            num_drafts_B=self.num_drafts_B[: shape.batch],
-            block_tables_BT=block_tables_BT,
-            positions_BW=positions_BW,
-            kv_slots_BW=blocks_BW * size + positions_BW % size,
+            slots_B=self.slots_B[:count],
+            lengths_B=rows.lengths_B[:count],
+            newest_ids_target_B=rows.newest_ids_target_B[:count],
+            num_drafts_B=self.num_drafts_B[:count],
+            block_tables_BT=rows.block_tables_BT,
+            positions_BW=rows.positions_BW[:count],
+            kv_slots_BW=rows.kv_slots_BW[:count],
             row_request_BW=constants.row_request_BW,
             max_length=shape.context,
+            layout=self._layout(shape) if is_packed else None,
+        )
+
+    def last_rows(
+        self, shape: RoundShape, requests: RoundRequests, num_accepted_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Return int64 [B], the verified row of each request's newest final position.
+
+        Sync: none.
+        """
+        if requests.layout is None:
+            return self.constants(shape).first_rows_B + num_accepted_B
+        last_B = requests.layout.first_rows_B + num_accepted_B
+        return last_B.clamp(max=shape.num_rows - 1)
+
+    def _layout(self, shape: RoundShape) -> PackedLayout:
+        """Pack each request's own rows one after the other.
+
+        Sync: none.
+        """
+        constants = self.constants(shape)
+        rows_N, last = constants.rows_N, shape.num_rows - 1
+        is_real_B = self.slots_B[: shape.batch] != self.padding_slot
+        counts_B = (self.num_drafts_B[: shape.batch] + 1) * is_real_B
+        ends_B = counts_B.cumsum(0)
+        first_rows_B = ends_B - counts_B
+        request_N = torch.searchsorted(ends_B, rows_N, right=True)
+        is_padding_N = request_N == shape.batch
+        held_N = request_N.clamp(max=shape.batch - 1)
+        cells_N = held_N * shape.width + rows_N - first_rows_B[held_N]
+        offsets_W = torch.arange(shape.width, device=self.device)
+        return PackedLayout(
+            first_rows_B=first_rows_B.clamp(max=last),
+            cells_N=cells_N.masked_fill(is_padding_N, 0),
+            request_N=request_N.to(torch.int32),
+            is_padding_N=is_padding_N,
+            rows_BW=(first_rows_B[:, None] + offsets_W).clamp(max=last),
         )
 
     def commit(
@@ -214,15 +267,15 @@ class RoundState:
 
         Sync: none.
         """
-        num_requests, width = chosen_BW.shape
-        slots_B = requests.slots_B
-        is_real_B = slots_B != self.padding_slot
-        newest_B = chosen_BW.gather(1, num_accepted_B[:, None])[:, 0]
-        lengths_B = requests.lengths_B + num_accepted_B + 1
-        self.lengths_S.index_copy_(0, slots_B, lengths_B * is_real_B)
-        self.newest_ids_target_S.index_copy_(0, slots_B, newest_B * is_real_B)
-        self.output_BX[:num_requests, 0].copy_(num_accepted_B)
-        self.output_BX[:num_requests, 1 : width + 1].copy_(chosen_BW)
+        commit_round(
+            requests.slots_B,
+            requests.lengths_B,
+            chosen_BW,
+            num_accepted_B,
+            lengths_S=self.lengths_S,
+            newest_ids_target_S=self.newest_ids_target_S,
+            output_BX=self.output_BX,
+        )
 
     def _copied(
         self, values: Sequence[Sequence[int]], dtype: torch.dtype = torch.int64

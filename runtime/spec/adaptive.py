@@ -79,11 +79,24 @@ class Candidate:
     limit: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What a round is to be.
+
+    Args:
+        num_drafts: per request, 0 to its limit.
+        size: the size for which the drafts were chosen; None: the smallest that holds them.
+    """
+
+    num_drafts: tuple[int, ...]
+    size: RoundSize | None = None
+
+
 class DraftLengths(Protocol):
     """Chooses draft counts and learns from rounds."""
 
-    def choose(self, requests: Sequence[Candidate]) -> tuple[int, ...]:
-        """Return the drafts of each request, 0 to its limit."""
+    def choose(self, requests: Sequence[Candidate]) -> Choice:
+        """Return the drafts of each request."""
 
     def observe(
         self,
@@ -105,9 +118,9 @@ class DraftLengths(Protocol):
 class StaticLengths:
     """Every request gets its limit."""
 
-    def choose(self, requests: Sequence[Candidate]) -> tuple[int, ...]:
+    def choose(self, requests: Sequence[Candidate]) -> Choice:
         """Return the limits."""
-        return tuple(request.limit for request in requests)
+        return Choice(num_drafts=tuple(request.limit for request in requests))
 
     def observe(
         self,
@@ -136,34 +149,36 @@ class AdaptiveLengths:
         self._engine = Acceptance()
         self._confident = Acceptance()  # trials: sums of confidences in place of counts
 
-    def choose(self, requests: Sequence[Candidate]) -> tuple[int, ...]:
+    def choose(self, requests: Sequence[Candidate]) -> Choice:
         """Return the drafts of each request; see the module's docstring.
 
         Equal rates go to fewer drafts and rows; equal survivals to the earlier request.
         """
-        most = max((request.limit for request in requests), default=0)
-        if most == 0:
-            return (0,) * len(requests)
+        if not any(request.limit for request in requests):
+            return Choice(num_drafts=(0,) * len(requests))
         pool: list[tuple[float, int, int]] = []  # (-survival, draft index, request)
         for index, request in enumerate(requests):
             pool.extend((-survival, j, index) for j, survival in enumerate(self.survivals(request)))
         pool.sort()
-        best_rate, best = 0.0, (0, 0)
+        best_rate, best_room, best = 0.0, 0, self._menu.sizes(len(requests))[0]
         gains = {count: _gains(pool, count) for count in self._menu.draft_counts}
         for size in self._menu.sizes(len(requests)):
             gain_K = gains[size.num_drafts]
             room = min(size.num_rows - len(requests), len(gain_K) - 1)
             rate = (len(requests) + gain_K[room]) / self._seconds(size)
             if rate > best_rate:
-                best_rate, best = rate, (size.num_drafts, room)
-        num_drafts, room = best
+                best_rate, best_room, best = rate, room, size
         chosen = [0] * len(requests)
-        for _, j, index in [item for item in pool if item[1] < num_drafts][:room]:
+        for _, j, index in [item for item in pool if item[1] < best.num_drafts][:best_room]:
             chosen[index] = j + 1
-        return tuple(
-            count or int(request.limit > 0 and self._is_due(request.acceptance))
-            for count, request in zip(chosen, requests, strict=True)
-        )
+        due = [
+            index
+            for index, request in enumerate(requests)
+            if not chosen[index] and request.limit and _is_due(request.acceptance)
+        ]
+        for index in due:
+            chosen[index] = 1
+        return Choice(num_drafts=tuple(chosen), size=None if due else best)
 
     def survivals(self, request: Candidate) -> list[float]:
         """Return the chance that each draft is accepted, those before it included."""
@@ -197,8 +212,8 @@ class AdaptiveLengths:
         acceptance.count(num_drafts, num_accepted, _OWN_DECAY)
         self._engine.count(num_drafts, num_accepted, _ENGINE_DECAY)
         if num_drafts and confidence:
-            acceptance.confidence = confidence
-            self._calibrate(confidence[:num_drafts], num_accepted)
+            acceptance.confidence = confidence[:num_drafts]
+            self._calibrate(acceptance.confidence, num_accepted)
 
     def _calibrate(self, confidence: tuple[float, ...], num_accepted: int) -> None:
         seen = self._confident
@@ -209,15 +224,16 @@ class AdaptiveLengths:
             seen.hits[j] = seen.hits[j] * _ENGINE_DECAY + (j < num_accepted)
             seen.trials[j] = seen.trials[j] * _ENGINE_DECAY + chance
 
-    def _is_due(self, acceptance: Acceptance) -> bool:
-        return acceptance.rounds_without >= ROUNDS_BETWEEN_TRIALS
-
     def _seconds(self, size: RoundSize) -> float:
         known = self._round_s.get(size)
         if known is None:
             known = self._costs.round_s(size.batch, size.num_drafts, size.num_rows)
             self._round_s[size] = known
         return known
+
+
+def _is_due(acceptance: Acceptance) -> bool:
+    return acceptance.rounds_without >= ROUNDS_BETWEEN_TRIALS
 
 
 def _gains(pool: Sequence[tuple[float, int, int]], num_drafts: int) -> list[float]:

@@ -330,9 +330,15 @@ class Parallel(_Facts, frozen=True, kw_only=True):
 
 
 class Graphs(_Facts, frozen=True, kw_only=True):
-    """Batch sizes for which a round has its own fixed-shape key."""
+    """Batch sizes for which a round has its own fixed-shape key, and what rounds cost.
+
+    Args:
+        cost_table: file of measured costs that adaptive draft counts go by, relative to the
+            manifest's directory or absolute; None: `<manifest>.costs.json` next to the manifest.
+    """
 
     batch_buckets: tuple[int, ...]
+    cost_table: str | None = None
 
 
 class Sampling(_Facts, frozen=True, kw_only=True):

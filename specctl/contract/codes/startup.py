@@ -220,6 +220,58 @@ _MACHINE: tuple[Code, ...] = (
         ),
         fix="Choose another `--port` (0 takes a free one) or `--host`, or stop the other process",
     ),
+    Code(
+        code="SD836",
+        slug="cost-table-missing",
+        severity="error",
+        summary="Draft counts are to be chosen, and nothing says what rounds cost.",
+        why=(
+            "How many drafts pay depends on what drafting and verifying them take on this machine. "
+            "With made-up costs the choice would be arbitrary, and only the speed would show it."
+        ),
+        fix="Serve from a manifest file, or give `--cost-table FILE`; or set a number of drafts",
+    ),
+    Code(
+        code="SD837",
+        slug="cost-table-unfit",
+        severity="error",
+        summary="A cost table was measured on something else, or is no cost table.",
+        why=(
+            "Costs hold for one manifest, device, dtype, set of kernels and size of engine. A table "
+            "of another setting would choose draft counts that slow decoding down."
+        ),
+        fix="Remove the file, and the next start measures again; or give another `--cost-table`",
+    ),
+    Code(
+        code="SD838",
+        slug="cost-table-not-saved",
+        severity="warning",
+        summary="Costs were measured and could not be written to their file.",
+        why="They are used now, and the next start measures again, which takes time.",
+        fix="Make the directory writable or give `--cost-table FILE` in one that is",
+    ),
+    Code(
+        code="SD839",
+        slug="cost-table-measured",
+        severity="info",
+        summary="There was no cost table, so costs were measured and saved.",
+        why=(
+            "Later starts read the file and are quicker; they also choose draft counts by the same "
+            "costs. Other work on the machine during the measurement is in the figures."
+        ),
+        fix="Nothing to do; remove the file to measure again",
+    ),
+    Code(
+        code="SD840",
+        slug="anchor-layout-forced",
+        severity="warning",
+        summary="A block draft is read with another anchor layout than its manifest states.",
+        why=(
+            "Every slot then proposes the token beside the one that it was trained for. Nothing "
+            "crashes and the output is the target's; the accept length falls toward 1."
+        ),
+        fix="Leave `--force-anchor-layout` out; it is for finding out what a draft was trained as",
+    ),
 )
 
 CODES: tuple[Code, ...] = (*_SETTINGS, *_MODELS, *_MACHINE)
