@@ -40,11 +40,11 @@ RUNTIME = {
     "runtime.spec": 4,
     "runtime.graphs": 4,
     "runtime.loading": 4,
-    "runtime.disagg": 4,
-    "runtime.engine": 5,
-    "runtime.server": 6,
-    "runtime.bench": 6,
-    "runtime.main": 7,
+    "runtime.disagg": 5,
+    "runtime.engine": 6,
+    "runtime.server": 7,
+    "runtime.bench": 7,
+    "runtime.main": 8,
 }
 RANKS = SPECCTL | RUNTIME
 SHARED_LEAVES = {"runtime.batch", "runtime.config", "runtime.kv"}
