@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from runtime.config import RuntimeConfig
 from runtime.engine.request import Request, RequestInput
 from runtime.engine.text import TextStream
-from runtime.spec.types import SamplingParams
+from runtime.spec.types import MAX_LOGPROBS, SamplingParams
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
@@ -136,6 +136,12 @@ def _range_problems(wish: RequestInput, config: RuntimeConfig) -> Iterator[Diagn
             params.frequency_penalty,
             "finite",
             _is_finite(params.frequency_penalty),
+        ),
+        (
+            "num_logprobs",
+            params.num_logprobs,
+            f"0 to {MAX_LOGPROBS}",
+            0 <= (params.num_logprobs or 0) <= MAX_LOGPROBS,
         ),
         ("logit_bias", biases, "finite numbers", all(map(_is_finite, biases))),
     )

@@ -156,6 +156,8 @@ def _generate(
         fingerprint=services.served.fingerprint,
         seed=prepared.seed,
         has_token_ids=options.return_token_ids,
+        has_logprobs=options.num_logprobs is not None,
+        tokenizer=services.served.tokenizer,
     )
     return GenerationResponse(
         services.front.submit(prepared.inputs),

@@ -130,6 +130,20 @@ def _content(reader: BodyReader, pointer: str, value: object) -> str | None:
     return "\n".join(texts)
 
 
+def read_chat_logprobs(reader: BodyReader) -> int | None:
+    """Read `logprobs` and `top_logprobs` of a chat body: how many, None where none are wanted."""
+    is_wanted, num_top = reader.boolean("logprobs"), reader.integer("top_logprobs")
+    if num_top and not is_wanted:
+        reader.problem(
+            "SD919",
+            "top_logprobs",
+            "`top_logprobs` is set and `logprobs` is not",
+            expected="`logprobs`: true",
+            found=num_top,
+        )
+    return (num_top or 0) if is_wanted else None
+
+
 def read_stop(reader: BodyReader) -> tuple[str, ...]:
     value = reader.raw("stop")
     if value is None:

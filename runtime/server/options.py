@@ -34,6 +34,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,12 +255,35 @@ OPTIONS: tuple[Option, ...] = (
         kind="string",
         note="An opaque name of the end user; accepted, not stored and without effect.",
     ),
+    Option(
+        name="logprobs",
+        endpoints=COMPLETIONS,
+        kind="integer",
+        low=0,
+        high=MAX_LOGPROBS,
+        note="Log probability of each token and of this many of the likeliest ones: the target's "
+        "own, before temperature, penalties, bias and filters.",
+    ),
+    Option(
+        name="logprobs",
+        endpoints=CHAT,
+        kind="boolean",
+        default=False,
+        note="Log probability of each token: the target's own, before temperature, penalties, bias "
+        "and filters.",
+    ),
+    Option(
+        name="top_logprobs",
+        endpoints=CHAT,
+        kind="integer",
+        low=0,
+        high=MAX_LOGPROBS,
+        note="This many of the likeliest tokens with each; needs `logprobs`.",
+    ),
     _refused("best_of", COMPLETIONS, "Candidates are not ranked; use `n`.", 1),
     _refused("echo", COMPLETIONS, "The prompt is not returned.", False),
     _refused("suffix", COMPLETIONS, "Insertion needs a model trained for it.", ""),
-    _refused("logprobs", BOTH, "Log probabilities are not reported.", False),
-    _refused("top_logprobs", CHAT, "Log probabilities are not reported.", 0),
-    _refused("prompt_logprobs", BOTH, "Log probabilities are not reported."),
+    _refused("prompt_logprobs", BOTH, "Log probabilities of the prompt are not computed."),
     _refused("bad_words", BOTH, "Use `logit_bias` for single tokens.", []),
     _refused("response_format", BOTH, "Structured output is not constrained.", {"type": "text"}),
     _refused("tools", CHAT, "Tool calls are not parsed.", []),

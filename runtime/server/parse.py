@@ -14,6 +14,7 @@ import msgspec
 
 from runtime.server.fields import (
     Prompt,
+    read_chat_logprobs,
     read_include_usage,
     read_logit_bias,
     read_messages,
@@ -34,6 +35,7 @@ class RequestOptions:
         max_tokens: None takes the rest of the context.
         seed: None draws one.
         num_speculative_tokens: None takes the served number.
+        num_logprobs: likeliest tokens to report with each log probability; None reports none.
     """
 
     model: str | None
@@ -56,6 +58,7 @@ class RequestOptions:
     include_usage: bool
     return_token_ids: bool
     num_speculative_tokens: int | None
+    num_logprobs: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +115,11 @@ def parse_completion(body: Body) -> CompletionRequest:
     reader = BodyReader(body, "completions")
     prompts = read_prompts(reader)
     max_tokens = reader.integer("max_tokens")
-    options = _options(reader, DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens)
+    options = _options(
+        reader,
+        DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        num_logprobs=reader.integer("logprobs"),
+    )
     reader.raise_problems()
     return CompletionRequest(prompts=prompts, options=options)
 
@@ -138,12 +145,16 @@ def parse_chat(body: Body) -> ChatRequest:
             expected="one of the two",
             found=f"{limits['max_tokens']} and {limits['max_completion_tokens']}",
         )
-    options = _options(reader, next(iter(limits.values()), None))
+    options = _options(
+        reader, next(iter(limits.values()), None), num_logprobs=read_chat_logprobs(reader)
+    )
     reader.raise_problems()
     return ChatRequest(messages=messages, options=options)
 
 
-def _options(reader: BodyReader, max_tokens: int | None) -> RequestOptions:
+def _options(
+    reader: BodyReader, max_tokens: int | None, *, num_logprobs: int | None
+) -> RequestOptions:
     stream = reader.boolean("stream")
     reader.string("user")
     return RequestOptions(
@@ -167,4 +178,5 @@ def _options(reader: BodyReader, max_tokens: int | None) -> RequestOptions:
         include_usage=read_include_usage(reader, is_stream=stream),
         return_token_ids=reader.boolean("return_token_ids"),
         num_speculative_tokens=reader.integer("num_speculative_tokens"),
+        num_logprobs=num_logprobs,
     )

@@ -180,6 +180,7 @@ def _input(
         min_tokens=options.min_tokens,
         seed=seed,
         choice_index=index,
+        num_logprobs=options.num_logprobs,
     )
     return RequestInput(
         request_id=request_id,

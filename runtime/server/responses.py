@@ -1,6 +1,6 @@
 """OpenAI response objects: whole answers and stream chunks of both endpoints.
 
-Invariants: one chunk for each round that made final text (or ids, with `return_token_ids`), so
+Invariants: one chunk for each round that made final text (or ids, where they are told), so
 chunks are at most tokens and are not token latencies; `usage` counts kept tokens, a prompt once for
 all its choices. `seed` is an added key: it repeats a request that sent none.
 """
@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tokenizers import Tokenizer
+
 from runtime.engine.request import FinishReason, RequestDelta, Usage
+from runtime.server.logprobs import chat_logprobs, completion_logprobs, token_text
 from runtime.server.options import Endpoint
+from runtime.spec.types import TokenLogprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +29,8 @@ class Envelope:
     fingerprint: str
     seed: int
     has_token_ids: bool
+    has_logprobs: bool
+    tokenizer: Tokenizer | None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,11 +43,14 @@ class Choice:
     usage: Usage | None = None
     finish_reason: FinishReason | None = None
     has_sent_role: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs_offset: int = 0
 
     def add(self, delta: RequestDelta) -> None:
         """Append what a step added."""
         self.texts.append(delta.text)
         self.ids_target.extend(delta.ids_target)
+        self.logprobs.extend(delta.logprobs)
         self.usage = delta.usage
         self.finish_reason = delta.finish_reason
 
@@ -62,7 +71,7 @@ def chunk(
     envelope: Envelope, choice: Choice, delta: RequestDelta, *, has_usage_key: bool
 ) -> dict[str, object] | None:
     """Build the stream chunk of a delta; None when there is nothing to tell yet."""
-    has_ids = envelope.has_token_ids and bool(delta.ids_target)
+    has_ids = (envelope.has_token_ids or envelope.has_logprobs) and bool(delta.ids_target)
     if not delta.text and not has_ids and delta.finish_reason is None:
         return None
     body: dict[str, object] = {"index": choice.index}
@@ -72,7 +81,7 @@ def chunk(
         body["delta"] = {**role, "content": delta.text} if delta.text or role else {}
     else:
         body["text"] = delta.text
-    body["logprobs"] = None
+    body["logprobs"] = _logprobs(envelope, choice, delta.ids_target, delta.logprobs)
     body["finish_reason"] = delta.finish_reason
     if envelope.has_token_ids:
         body["token_ids"] = list(delta.ids_target)
@@ -123,6 +132,22 @@ def sse_event(payload: bytes) -> bytes:
 SSE_DONE = sse_event(b"[DONE]")
 
 
+def _logprobs(
+    envelope: Envelope,
+    choice: Choice,
+    ids_target: Sequence[int],
+    entries: Sequence[TokenLogprobs],
+) -> dict[str, object] | None:
+    """Return `logprobs` of tokens that follow those told before; None where none are wanted."""
+    if not envelope.has_logprobs:
+        return None
+    if envelope.endpoint == "chat":
+        return chat_logprobs(envelope.tokenizer, ids_target, entries)
+    offset = choice.logprobs_offset
+    choice.logprobs_offset += sum(len(token_text(envelope.tokenizer, i)) for i in ids_target)
+    return completion_logprobs(envelope.tokenizer, ids_target, entries, offset=offset)
+
+
 def _head(envelope: Envelope, kind: str) -> dict[str, object]:
     return {
         "id": envelope.response_id,
@@ -145,7 +170,7 @@ def _whole_choice(envelope: Envelope, choice: Choice) -> dict[str, object]:
         body["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
         body["text"] = text
-    body["logprobs"] = None
+    body["logprobs"] = _logprobs(envelope, choice, choice.ids_target, choice.logprobs)
     body["finish_reason"] = choice.finish_reason
     if envelope.has_token_ids:
         body["token_ids"] = list(choice.ids_target)

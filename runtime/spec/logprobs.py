@@ -25,12 +25,12 @@ def log_probabilities(logits_MV: torch.Tensor) -> torch.Tensor:
 
     Exactness: a row depends on itself alone.
     """
-    logits_MV = comparable(logits_MV)
+    logits_MV = comparable(logits_MV).to(torch.float64)
     lowest = torch.finfo(torch.float32).min
     shifted_MV = logits_MV - logits_MV.amax(dim=1, keepdim=True).clamp(min=lowest)
     total_M1 = masses(shifted_MV).sum(dim=1, keepdim=True).clamp(min=1).to(torch.float64)
     log_total_M1 = exact_log(total_M1 / FIXED_POINT)
-    return (shifted_MV.to(torch.float64) - log_total_M1).clamp(min=LEAST_LOGPROB)
+    return (shifted_MV - log_total_M1).clamp(min=LEAST_LOGPROB)
 
 
 def token_logprobs(

@@ -7,13 +7,20 @@ Every id tensor names its vocabulary; proposers hand over *target* ids only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
 from runtime.batch import PreparedBatch, RoundDraft
 from specctl.contract.manifest import VerificationMode
+
+
+RoundKind = Literal["greedy", "sampled"]
+"""How the target's tokens are chosen in a round that runs on the device."""
+
+MAX_LOGPROBS = 20
+"""Likeliest ids that are reported with a token at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +57,21 @@ class SamplingParams:
     def is_rejection(self) -> bool:
         """Whether drafts are accepted with a probability (rejection mode)."""
         return self.verification == "rejection" and not self.is_greedy
+
+    @property
+    def device_kind(self) -> RoundKind | None:
+        """What a round on the device must do for the request; None: only the eager path can.
+
+        Penalties, bias, masks of end ids, log probabilities and draws of rejection mode are left to
+        the eager path.
+        """
+        if self.num_logprobs is not None or self.is_rejection:
+            return None
+        if self.is_plain_greedy:
+            return "greedy"
+        if self.is_greedy or not replace(self, temperature=0.0).is_plain_greedy:
+            return None
+        return "sampled"
 
     @property
     def is_greedy(self) -> bool:

@@ -217,7 +217,8 @@ def test_a_round_in_rejection_mode_does_not_feel_its_batch() -> None:
         views = tuple(
             make_view((*PROMPT, b), kinds[b], num_prompt_tokens=3, slot=b) for b in chosen
         )
-        rows, first = [], []
+        rows: list[torch.Tensor] = []
+        first: list[int] = []
         for b, view in zip(chosen, views, strict=True):
             first.append(len(rows))
             rows += [model((*view.ids_target, *drafts[b][:j])) for j in range(3)]
