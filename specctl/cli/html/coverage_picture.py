@@ -233,8 +233,8 @@ def _marks(report: TokenMapReport, across: _Scale) -> str:
         lines.append(_line(x, _TOP, x, _MIDDLE, "mark"))
         lines.append(_line(x, _LOWER, x, _BOTTOM, "mark"))
         if x - last >= 52:
-            lines.append(_text(x, _TOP - 10, size_text(size), "middle"))
-            last = x
+            last = max(x, _LEFT + 36)  # beside the name of the axis
+            lines.append(_text(last, _TOP - 10, size_text(size), "middle"))
     return "\n".join(lines)
 
 

@@ -1,0 +1,113 @@
+"""What a target wrote is read in every form, counted exactly, and never skipped silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.tokenmap.cost import accepted_drafts
+from specctl.tokenmap.outputs import Outputs, read_outputs
+
+SIZE = 50
+
+
+def encode(texts: Sequence[str]) -> Iterable[Sequence[int]]:
+    return [[ord(character) % SIZE for character in text] for text in texts]
+
+
+def read(*paths: Path | str) -> Outputs:
+    return read_outputs(paths, tokenizer_size=SIZE, encode=encode)
+
+
+def counts(outputs: Outputs) -> dict[str, dict[int, int]]:
+    return {
+        part.name: {i: count for i, count in enumerate(part.per_id) if count}
+        for part in outputs.parts
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"ids": [1, 2, 2]},
+        {"output_token_ids": [1, 2, 2], "text": "ignored"},
+        [1, 2, 2],
+        {"text": "\x01\x02\x02"},
+        "\x01\x02\x02",
+        {"choices": [{"text": "\x01\x02\x02"}]},
+        {"choices": [{"message": {"role": "assistant", "content": "\x01\x02\x02"}}]},
+        {"messages": [{"role": "user", "content": "?"},
+                      {"role": "assistant", "content": "\x01\x02\x02"}]},
+        {"conversations": [{"from": "human", "value": "?"},
+                           {"from": "gpt", "value": "\x01\x02\x02"}]},
+    ],
+)  # fmt: skip
+def test_forms_of_one_answer(tmp_path: Path, line: object) -> None:
+    path = tmp_path / "o.jsonl"
+    path.write_text(json.dumps(line) + "\n\n")
+    outputs = read(path)
+    assert counts(outputs) == {"o.jsonl": {1: 1, 2: 2}}
+    assert outputs.parts[0].num_answers == 1
+
+
+def test_lists_of_ids_under_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "o.json"
+    path.write_text(json.dumps({"note": "x", "f32": [[1], [2, 2]], "other": [[9]]}))
+    assert counts(read(f"{path}#f32")) == {"o.json": {1: 1, 2: 2}}
+    path.write_text("[[1], [2, 2]]")
+    assert counts(read(path)) == {"o.json": {1: 1, 2: 2}}
+
+
+def test_domains_and_ids_that_the_tokenizer_does_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "o.jsonl"
+    lines = [{"ids": [1, 60], "category": "code"}, {"text": "\x02", "category": "prose"}] * 300
+    path.write_text("\n".join(map(json.dumps, lines)))
+    outputs = read(path)
+    assert counts(outputs) == {"code": {1: 300}, "prose": {2: 300}}
+    code, prose = outputs.parts
+    assert (code.num_tokens, code.num_outside, prose.num_outside) == (600, 300, 0)
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_a_bench_report_says_what_its_draft_reaches(tmp_path: Path, number: int) -> None:
+    length = 1 + accepted_drafts(0.6, number)
+    report = {
+        "accept_length": length,
+        "arms": [{"num_speculative_tokens": number}],
+        "requests": [{"arm": "speculative", "run": 0, "prompt": 4, "ids": [3]}],
+    }
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(report))
+    measured = read(path).measured
+    assert measured is not None
+    assert (measured.num_speculative_tokens, measured.accept_length) == (number, length)
+    assert measured.acceptance == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "place"),
+    [
+        ("o.jsonl", "{}\n", "SD423", "#1"),
+        ("o.jsonl", '{"ids": [1]}\n{"ids": [1, "x"]}', "SD423", "#2"),
+        ("o.jsonl", '{"ids": [1]}\nnope', "SD423", "#2"),
+        ("o.jsonl", "\n", "SD422", ""),
+        ("o.json", "[]", "SD422", ""),
+        ("o.json", "[[1], 3]", "SD423", "#/1"),
+        ("o.json", "nope", "SD423", ""),
+    ],
+)
+def test_what_is_no_answer_is_an_error(
+    tmp_path: Path, name: str, text: str, code: str, place: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DiagnosticError) as caught:
+        read(path)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.where) == (code, f"{path}{place}")
+    with pytest.raises(DiagnosticError):
+        read(tmp_path / "absent.json")
