@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from specctl.checkpoint import digest_file
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
+from specctl.contract.diagnostics import Diagnostic, diagnose, has_errors
 from specctl.contract.manifest import Origin
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
-from specctl.ops.load import located
-from specctl.tokenmap.files import read_token_map as read_ids
+from specctl.ops.token_map_check import check_token_map
 
 _GIVEN_FACTS = (
     "draft_vocab_size", "map_kind", "map_tensor", "map_digest", "token_map_file", "token_map_digest"
@@ -47,28 +48,32 @@ def read_token_map(
 ) -> tuple[TokenMap | None, list[Diagnostic]]:
     """Return the map, None when it has errors, and what is wrong with it.
 
-    Diagnostics: SD402, SD404, SD420 (the list), SD406 (an end id is absent), SD715 (the draft's own
-    head rows contradict it, or it selects nothing).
+    Diagnostics: those of `check_token_map`, and SD715 (the draft's own head rows contradict it, or
+    it selects nothing). An entry that repeats another is an error in every form here, because each
+    entry becomes a row of the draft's head.
 
     Args:
         path: the file.
         draft: whose head rows it must fit.
         target: whose vocabulary it selects from.
     """
-    file = Path(path)
-    try:
-        ids = read_ids(file, target_vocab_size=target.vocab_size)
-        digest = digest_file(file, where=file.name)
-    except DiagnosticError as error:
-        return None, list(located(error.diagnostics, str(file.parent)))
-    findings = [
-        *_check_size(ids, path, target.vocab_size or 0),
-        *_check_draft(ids, path, draft),
-        *_check_end_ids(ids, path, target),
-    ]
-    if has_errors(findings):
+    judged = check_token_map(path, target)
+    findings = [_of_a_head(item) for item in judged.diagnostics if item.code != "SD441"]
+    ids = judged.ids_target
+    if ids is not None:
+        findings += _check_size(ids, path, target.vocab_size or 0)
+        findings += _check_draft(ids, path, draft)
+    if ids is None or has_errors(findings):
         return None, findings
+    digest = digest_file(Path(path), where=path)
     return TokenMap(path=path, digest=digest, ids_target=ids), findings
+
+
+def _of_a_head(item: Diagnostic) -> Diagnostic:
+    """Return a finding about a list as one about the rows of a head."""
+    if item.code != "SD404":
+        return item
+    return msgspec.structs.replace(item, severity="error")
 
 
 def _check_size(ids: tuple[int, ...], path: str, size: int) -> list[Diagnostic]:
@@ -99,20 +104,5 @@ def _check_draft(ids: tuple[int, ...], path: str, draft: DraftCheckpoint) -> lis
             expected=f"the {len(own)} ids of the draft's `d2t`, in its order",
             found=f"{len(ids)} ids, {num_equal} of them in the same place",
             help="Leave `--token-map` out: the rows of this head are fixed by `d2t`",
-        )
-    ]
-
-
-def _check_end_ids(ids: tuple[int, ...], path: str, target: TargetCheckpoint) -> list[Diagnostic]:
-    missing = [token for token in target.eos_token_ids if token not in frozenset(ids)]
-    if not missing:
-        return []
-    return [
-        diagnose(
-            "SD406",
-            where=f"{path}#",
-            message=f"end ids {missing} are not in the map",
-            expected=f"all of {list(target.eos_token_ids)}",
-            found=f"without {missing}",
         )
     ]

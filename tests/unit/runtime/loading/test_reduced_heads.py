@@ -169,6 +169,31 @@ def test_maps_that_do_not_fit_are_refused(
     assert code in refused(target=target, draft=draft, token_map=write_map(tmp_path, ".json", ids))
 
 
+def test_a_map_of_another_tokenizer_is_refused(target: Path, tmp_path: Path) -> None:
+    """C041: the provenance beside a map names its tokenizer; equal sizes do not make it fit."""
+    from specctl.contract.fingerprint import digest_bytes
+
+    draft = write_mtp(tmp_path / "draft", target)
+    path = write_map(tmp_path, ".json", IDS)
+    told = {"tokenizer_digest": "sha256:" + "0" * 64, "files": {}}
+    beside = tmp_path / "token_map.provenance.json"
+    for digest, code in ((None, "SD436"), ("sha256:" + "1" * 64, "SD437")):
+        told["files"] = {path.name: digest or digest_bytes(path.read_bytes())}
+        beside.write_text(json.dumps(told), encoding="utf-8")
+        assert code in refused(target=target, draft=draft, token_map=path)
+    told["tokenizer_digest"] = emit(target, draft, None).target.tokenizer_digest or ""
+    told["files"] = {path.name: digest_bytes(path.read_bytes())}
+    beside.write_text(json.dumps(told), encoding="utf-8")
+    assert emit(target, draft, path).vocabulary.token_map_file == str(path)
+
+
+def test_padding_rows_in_a_map_are_a_warning(target: Path, tmp_path: Path) -> None:
+    """C045 for maps: such a row is never what the target chooses."""
+    draft = write_mtp(tmp_path / "draft", target)
+    manifest = emit(target, draft, write_map(tmp_path, ".json", [*IDS, TOKENIZER_SIZE]))
+    assert [d.code for d in manifest.diagnostics] == ["SD438"]
+
+
 def test_a_map_without_the_end_id_is_a_warning_in_the_manifest(
     target: Path, tmp_path: Path
 ) -> None:
@@ -190,6 +215,21 @@ def test_a_map_that_changed_since_the_manifest_is_refused_at_load(
         load(manifest)
     assert [d.code for d in caught.value.diagnostics] == ["SD702"]
     assert "map.json" in caught.value.diagnostics[0].where
+
+
+def test_a_reduced_head_without_d2t_needs_its_map(target: Path, tmp_path: Path) -> None:
+    """C035: never the first ids; with the map the rows of the head are its ids in order."""
+    directory = write_tiny_eagle3(
+        tmp_path / "draft", target, draft_vocab_size=len(IDS), boundary_ids=(0, 1, 2)
+    )
+    edit_tensors(directory, lambda t: [t.pop("d2t"), t.pop("t2d")])
+    with pytest.raises(DiagnosticError) as caught:
+        emit(target, directory, None)
+    assert "SD401" in [d.code for d in caught.value.diagnostics]
+    draft, _ = load(emit(target, directory, write_map(tmp_path, ".json", IDS)))
+    stored = load_file(directory / "model.safetensors")["lm_head.weight"].float()
+    assert torch.equal(draft.head_RH, stored)
+    assert draft.draft_to_target_R.tolist() == IDS
 
 
 def test_a_quantised_head_cannot_be_cut(target: Path, tmp_path: Path) -> None:
