@@ -1,16 +1,11 @@
-"""Are the answers equal: between arms and runs, and against reference continuations."""
+"""Are the answers of runs equal? Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from runtime.bench.margin import TopTwo
-from runtime.bench.prompts import BenchPrompt
-from runtime.bench.report import Divergence, Identical, Reference, ReferenceDifference
-from specctl.contract.diagnostics import DiagnosticError, diagnose
-
-Answers = Sequence[tuple[int, ...]]
+from runtime.bench.raw import RequestRecord
+from runtime.bench.report import Divergence, Identical
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -21,82 +16,33 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def compare_arms(target_only: Sequence[Answers], speculative: Sequence[Answers]) -> Identical:
-    """Compare every run of both arms with the first target-only run, prompt by prompt."""
-    base = target_only[0]
-    others = (*target_only[1:], *speculative)
+def compare_runs(
+    base: Sequence[RequestRecord], others: Sequence[Sequence[RequestRecord]]
+) -> Identical:
+    """Compare every other run with one run, request by request, in the same order."""
     equal = 0
     first: Divergence | None = None
-    for prompt, answer in enumerate(base):
-        position = other = None
-        for run in others:
-            position = first_difference(answer, run[prompt])
-            if position is not None:
-                other = run[prompt]
-                break
-        if position is None or other is None:
-            equal += 1
-        elif first is None:
-            first = Divergence(
-                prompt=prompt,
-                position=position,
-                target_only_id=_at(answer, position),
-                speculative_id=_at(other, position),
-            )
+    for index, request in enumerate(base):
+        found = _divergence(request, [run[index] for run in others])
+        equal += found is None
+        first = first or found
     return Identical(equal=equal, total=len(base), first_divergence=first)
 
 
-def compare_reference(
-    file: Path,
-    references: Answers,
-    answers: Answers,
-    prompts: Sequence[BenchPrompt],
-    *,
-    max_tokens: int,
-    top_two: Callable[[tuple[int, ...]], TopTwo],
-) -> Reference:
-    """Compare answers with the references, both up to `max_tokens`.
-
-    `top_two` gives the target's two likeliest tokens after the ids it is called with.
-
-    Raises:
-        DiagnosticError: SD922, fewer references than prompts.
-    """
-    if len(references) < len(prompts):
-        raise DiagnosticError(
-            diagnose(
-                "SD922",
-                where=file.name,
-                message=f"{len(references)} references for {len(prompts)} prompts",
-                expected=f"at least {len(prompts)}",
-                found=len(references),
-            )
-        )
-    differences: list[ReferenceDifference] = []
-    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        reference = references[index][:max_tokens]
-        position = first_difference(reference, answer)
-        if position is None:
-            continue
-        near = top_two((*prompt.ids_target, *reference[:position]))
-        differences.append(
-            ReferenceDifference(
-                prompt=index,
-                position=position,
-                reference_id=_at(reference, position),
-                found_id=_at(answer, position),
-                top1_id=near.top1_id,
-                top2_id=near.top2_id,
-                margin=near.margin,
-            )
-        )
-    return Reference(
-        file=file.name,
-        equal=len(prompts) - len(differences),
-        total=len(prompts),
-        differences=differences,
-    )
-
-
-def _at(ids: Sequence[int], position: int) -> int | None:
+def id_at(ids: Sequence[int], position: int) -> int | None:
+    """Return the id at a position; None where the answer has ended."""
     return ids[position] if position < len(ids) else None
+
+
+def _divergence(base: RequestRecord, others: Sequence[RequestRecord]) -> Divergence | None:
+    for other in others:
+        position = first_difference(base.ids, other.ids)
+        if position is not None:
+            return Divergence(
+                prompt=base.prompt,
+                turn=base.turn,
+                position=position,
+                target_only_id=id_at(base.ids, position),
+                speculative_id=id_at(other.ids, position),
+            )
+    return None

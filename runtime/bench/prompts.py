@@ -1,30 +1,41 @@
 """Prompt files: four forms, told apart by their content, each line used or refused.
 
-MT-Bench jsonl (`turns`: the first turn as a user message), chat jsonl (`messages`: up to the last
-user message), both through the target's chat template; plain text (one prompt a line, encoded as it
-is); JSON of token ids (`{"set": [[id, ...], ...]}`).
+MT-Bench jsonl (`turns`: the first turn as a user message, the second one after its answer), chat
+jsonl (`messages`: up to the last user message), both through the target's chat template; plain text
+(one prompt a line, encoded as it is); JSON of token ids (`{"set": [[id, ...], ...]}`). Random ids
+stand in where no file is given.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from runtime.bench.settings import Turns
 from runtime.engine.text import ChatRenderer
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchPrompt:
-    """One prompt; `name` says where it stands (`question_id` or line)."""
+    """One prompt.
+
+    Args:
+        name: where it stands (`question_id` or line).
+        question: the user's first question, if the prompt starts a conversation.
+        follow_up: the second one, asked after the first answer; None: there is none to ask.
+    """
 
     name: str
     ids_target: tuple[int, ...]
+    question: str = ""
+    follow_up: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +54,20 @@ class PromptEncoder:
         tokenizer = self._tokenizer(where)
         return tuple(tokenizer.encode(self.chat(messages), add_special_tokens=False).ids)
 
+    def second_turn(self, prompt: BenchPrompt, answer: str) -> tuple[int, ...]:
+        """Render and encode a conversation up to its second question.
+
+        Args:
+            prompt: with a `follow_up`.
+            answer: text of the answer to its first question.
+        """
+        messages = [
+            {"role": "user", "content": prompt.question},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": prompt.follow_up},
+        ]
+        return self.messages(messages, prompt.name)
+
     def _tokenizer(self, where: str) -> Tokenizer:
         if self.tokenizer is None:
             raise DiagnosticError(
@@ -57,17 +82,52 @@ class PromptEncoder:
         return self.tokenizer
 
 
-def read_prompts(path: Path, prompt_set: str | None, encoder: PromptEncoder) -> list[BenchPrompt]:
+def random_prompts(count: int, *, num_tokens: int, num_ids: int, seed: int) -> list[BenchPrompt]:
+    """Return prompts of random target ids, the same for the same arguments.
+
+    Args:
+        count: prompts; the first ones do not depend on how many follow.
+        num_tokens: length of each.
+        num_ids: ids are below this.
+        seed: of the draws.
+    """
+    prompts = []
+    for index in range(count):
+        draw = random.Random(f"{seed}/{num_tokens}/{index}")
+        ids = tuple(draw.randrange(num_ids) for _ in range(num_tokens))
+        prompts.append(BenchPrompt(name=f"random {index}", ids_target=ids))
+    return prompts
+
+
+def read_prompts(
+    path: Path, prompt_set: str | None, encoder: PromptEncoder, *, turns: Turns = "first"
+) -> list[BenchPrompt]:
     """Read a prompt file.
 
     Args:
         path: the file.
         prompt_set: which set of a token-id JSON; needed where it has several.
         encoder: makes target ids of text.
+        turns: `both` wants a second question in each line.
 
     Raises:
         DiagnosticError: SD911-SD913 (encoding), SD920 (form), SD921 (set).
     """
+    prompts = _read_prompts(path, prompt_set, encoder)
+    if turns == "first":
+        return prompts
+    for prompt in prompts:
+        if prompt.follow_up is None:
+            raise _broken(
+                f"{path.name}: {prompt.name}",
+                "there is no second question",
+                expected='{"turns": ["...", "..."]}',
+                help="leave `--turns both` out, or give MT-Bench jsonl",
+            )
+    return prompts
+
+
+def _read_prompts(path: Path, prompt_set: str | None, encoder: PromptEncoder) -> list[BenchPrompt]:
     text = _read(path)
     if not text.lstrip().startswith("{"):
         _refuse_set(path, prompt_set)
@@ -155,9 +215,18 @@ def _jsonl(path: Path, text: str, encoder: PromptEncoder) -> list[BenchPrompt]:
             BenchPrompt(
                 name=str(record.get("question_id", f"line {number}")),
                 ids_target=encoder.messages(messages, where),
+                question=str(messages[0]["content"]),
+                follow_up=_second_question(record),
             )
         )
     return prompts
+
+
+def _second_question(record: object) -> str | None:
+    turns = record.get("turns") if isinstance(record, dict) else None
+    if isinstance(turns, list) and len(turns) > 1 and isinstance(turns[1], str):
+        return turns[1]
+    return None
 
 
 def _messages_of(record: object, where: str) -> list[dict[str, object]]:

@@ -2,40 +2,63 @@
 
 Definitions: accept length = 1 + accepted drafts / verify rounds, drafts counted before any stop or
 length cut, the token that a prefill yields in no round; acceptance at position j = rounds whose
-draft j was accepted / all rounds; seconds = wall time of all prompts of a run, prefill included,
-loading and warm-up not.
+draft j was accepted / all rounds; seconds = wall time of all requests of a run, prefill included,
+loading and warm-up not; decode tokens/s = tokens after every request has its first one, by the time
+from then to the last; inter-token time of a request = (last arrival - first) / (tokens - 1).
+`runtime.bench.bandwidth` says which bytes a step is held against.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-REPORT_VERSION = 1
+from runtime.bench.raw import ArmName, Environment, Settings, StepName
 
-ArmName = Literal["target-only", "speculative"]
+REPORT_VERSION = 2
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A median and the range around it."""
+
+    median: float
+    min: float
+    max: float
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run of one arm over all prompts.
+    """One run of one arm over all requests.
 
     Args:
-        order: place among all runs, from 0.
+        order: place among all runs of the point, from 0.
+        decode_tokens_per_s: None when requests waited for others, so that no moment separates
+            prefill from decoding.
     """
 
     order: int
     tokens: int
     seconds: float
     tokens_per_s: float
+    decode_tokens_per_s: float | None
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm: sums over its runs, round counts of one run (all runs have the same).
+    """One arm; counts are those of its first run (all runs have the same), times of all.
 
     Args:
-        tokens: output tokens kept, end tokens included.
-        accept_length: None without a round.
+        tokens: output tokens kept in one run, end tokens included.
+        seconds: median over the runs.
+        tokens_per_s: median over the runs, prefill included.
+        tokens_per_s_range: the same with its range.
+        decode_tokens_per_s: None where requests waited for others.
+        ttft_s: time to first token, over all requests of all runs.
+        itl_s: inter-token time, over all requests with two tokens or more; None without one.
+        rounds_by_accepted: rounds in which exactly 0, 1, ... drafts were accepted.
+        accept_length: with the bonus token; None without a draft or a round.
+        accepted_per_round: without it.
+        acceptance_per_position: draft j of a round accepted / all rounds, first draft first.
+        cached_tokens: prompt tokens of one run that came from the prefix cache.
     """
 
     name: ArmName
@@ -44,10 +67,23 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tokens: int
     seconds: float
     tokens_per_s: float
+    tokens_per_s_range: Spread
+    decode_tokens_per_s: Spread | None
+    ttft_s: Spread
+    itl_s: Spread | None
     rounds: int
+    device_rounds: int
     proposed_drafts: int
     accepted_drafts: int
+    rounds_by_accepted: list[int]
     accept_length: float | None
+    accepted_per_round: float | None
+    acceptance_per_position: list[float]
+    cached_tokens: int
+    graphs: int
+    capture_s: float
+    graph_bytes: int
+    peak_bytes: int | None
     runs: list[Run]
 
 
@@ -56,21 +92,94 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Args:
         prompt: index of the prompt in the file.
+        turn: 1, or 2 for the second question of a conversation.
         position: index of the output token.
     """
 
     prompt: int
+    turn: int
     position: int
     target_only_id: int | None
     speculative_id: int | None
 
 
 class Identical(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Answers that are equal in both arms and in every run, token for token."""
+    """Answers that are equal to those of the first target-only run in every run, token for token.
+
+    A second turn is another prompt where the first answer differs, and then counts as different.
+    """
 
     equal: int
     total: int
     first_divergence: Divergence | None
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time of one kind of step, all requests of the point in it.
+
+    Args:
+        step: `decode` (one target row a request), `verify` (width rows), `draft` (width drafts and
+            the observation of the last round), `round` (all of it, one captured graph on CUDA),
+            `contract-off` (as `decode`, in the arm of that name).
+        bytes: that the step has to read from memory at least; None where that is not known.
+        gb_per_s: these bytes by the median time, 10^9 bytes a second.
+        share_of_copy: this rate by that of the copy.
+    """
+
+    step: StepName
+    width: int
+    clock: str
+    seconds: Spread
+    bytes: int | None
+    gb_per_s: float | None
+    share_of_copy: float | None
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A copy on the same device in the same process; read and written bytes count."""
+
+    bytes: int
+    seconds: Spread
+    gb_per_s: float
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One point of a sweep.
+
+    Args:
+        arms: target-only first.
+        repeat: later target-only runs against the first; None with one run of it.
+        identical: every run of the speculative arm against the first target-only run; None without
+            that arm, where no equality is claimed (forced lengths, rejection sampling), and where
+            target-only does not even equal itself.
+        contract_off: the arm without the contract against target-only: what it changes.
+        speedup: median over pairs of neighbouring runs, speculative / target-only tokens per
+            second; None without both.
+        speedup_range: the same with its range.
+        exactness_tax: 1 - target-only / contract-off tokens per second, median over the runs.
+        steps: what was measured apart from the runs.
+        verify_ratio: verify / decode, medians.
+        other_s: round - verify - draft, medians: acceptance, commit, launches.
+    """
+
+    concurrency: int
+    prompt_tokens: int | None
+    arms: list[Arm]
+    accept_length: float | None
+    acceptance_per_position: list[float]
+    speedup: float | None
+    speedup_range: Spread | None
+    repeat: Identical | None
+    identical: Identical | None
+    contract_off: Identical | None
+    exactness_tax: float | None
+    steps: list[Step]
+    verify_ratio: float | None
+    other_s: float | None
+
+    def arm(self, name: ArmName) -> Arm | None:
+        """Return an arm by name."""
+        return next((arm for arm in self.arms if arm.name == name), None)
 
 
 class ReferenceDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +200,7 @@ class ReferenceDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The target-only answers against reference continuations."""
+    """The first target-only answers against reference continuations."""
 
     file: str
     equal: int
@@ -99,90 +208,30 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     differences: list[ReferenceDifference]
 
 
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request of one run, as it came back."""
-
-    arm: ArmName
-    run: int
-    prompt: int
-    name: str
-    prompt_tokens: int
-    cached_tokens: int
-    ids: list[int]
-    finish_reason: str
-    rounds: int
-    proposed_drafts: int
-    accepted_drafts: int
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was run.
-
-    Args:
-        order: arms in the order in which they ran.
-    """
-
-    manifest: str
-    fingerprint: str
-    prompts: str
-    prompt_set: str | None
-    num_prompts: int
-    prompt_tokens: int
-    max_tokens: int
-    temperature: float
-    seed: int
-    concurrency: int
-    repeats: int
-    ignore_eos: bool
-    device: str
-    dtype: str
-    order: list[ArmName]
-
-
-class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it ran.
-
-    Args:
-        gemm_table: digest of the pinned tiles of dense products on CUDA.
-    """
-
-    specctl: str
-    python: str
-    torch: str
-    triton: str | None
-    cuda: str | None
-    device_name: str
-    platform: str
-    cpus: int
-    torch_threads: int
-    gemm_table: str
-
-
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole report.
+    """The whole report; `runtime.bench.summary` computes it from raw records.
 
     Args:
-        accept_length: the speculative arm's; None without one or without a round.
-        acceptance_per_position: draft j of a round accepted / all rounds, first draft first.
-        speedup: tokens per second of the speculative arm / target-only; None without both.
-        identical: None when only one arm ran.
+        unfit_for_quality: why the answers say nothing about the models' quality; None when they do.
+        identical: over all points; None where a point has none.
         reference: None when no reference was given.
+        copy: None when no steps were measured.
     """
 
     report_version: int
+    unfit_for_quality: str | None
     settings: Settings
-    arms: list[Arm]
-    accept_length: float | None
-    acceptance_per_position: list[float]
-    speedup: float | None
+    points: list[Point]
     identical: Identical | None
     reference: Reference | None
+    copy: Copy | None
     environment: Environment
-    requests: list[RequestRecord]
 
-    def arm(self, name: ArmName) -> Arm | None:
-        """Return an arm by name."""
-        return next((arm for arm in self.arms if arm.name == name), None)
+    @property
+    def is_equal(self) -> bool:
+        """Whether no run differs from target-only where equality is claimed."""
+        claimed = [item for point in self.points for item in (point.repeat, point.identical)]
+        return all(item.equal == item.total for item in claimed if item is not None)
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

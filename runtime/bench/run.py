@@ -1,305 +1,333 @@
-"""Runs the arms of a benchmark and assembles its report.
+"""Runs the arms of a benchmark at every point and hands over raw records.
 
-Both arms share one process, the same weights and settings; each has an engine and a KV pool of its
+All arms share one process, the same weights and settings; each has an engine and a KV pool of its
 own, so the target-only arm pays for no draft. Every run starts with an empty prefix cache, after a
-warm-up that is not timed; arms alternate (A B, B A, ...).
+warm-up that is not timed; arms alternate (A B, B A, ...). Steps are measured once the engines of a
+point are gone. `runtime.bench.summary` makes the report of what comes out.
 """
 
 from __future__ import annotations
 
-import time
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime.bench.compare import compare_arms, compare_reference
+import torch
+
+from runtime.bench.arms import (
+    Loaded,
+    arm_config,
+    arm_names,
+    arm_order,
+    load_for_bench,
+    make_arm,
+    models_of,
+    oracle_script,
+)
+from runtime.bench.bandwidth import kv_bytes_per_token, weight_bytes_per_step
+from runtime.bench.drive import Outcome, Progress, RunPlace, Workload, run_arm
 from runtime.bench.environment import environment_of
 from runtime.bench.margin import top_two_after
-from runtime.bench.prompts import BenchPrompt, PromptEncoder, read_prompts, read_references
-from runtime.bench.report import (
-    REPORT_VERSION,
-    Arm,
-    ArmName,
-    BenchReport,
-    Reference,
-    RequestRecord,
-    Run,
-    Settings,
+from runtime.bench.prompts import (
+    BenchPrompt,
+    PromptEncoder,
+    random_prompts,
+    read_prompts,
+    read_references,
 )
-from runtime.bench.settings import DRAFT_ROOM, WARM_UP_TOKENS, BenchSettings
-from runtime.config import Overrides
-from runtime.engine.llm import LLM, Completion
-from runtime.engine.request import RequestDelta, RequestInput
-from runtime.engine.stats import EngineStats
-from runtime.engine.text import TemplateRenderer, load_tokenizer
-from runtime.spec.types import SamplingParams
-from specctl.contract.codec import load_manifest, resolve_source
+from runtime.bench.raw import (
+    ArmName,
+    PointSettings,
+    RawBench,
+    Record,
+    ReferenceRecord,
+    Settings,
+    StepRecord,
+)
+from runtime.bench.reference import compare_reference
+from runtime.bench.settings import BenchSettings
+from runtime.bench.steps import STEP_ROOM, StepPlace, measure_copy, measure_steps
+from runtime.config import Overrides, RuntimeConfig
+from runtime.engine.llm import LLM
+from runtime.engine.text import TemplateRenderer
+from runtime.spec.oracle import OracleScript
+from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.contract.manifest import Manifest
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Outcome:
-    """One run of one arm."""
+class _Point:
+    """One point before it runs.
 
-    arm: ArmName
-    order: int
-    seconds: float
-    answers: tuple[Completion, ...]
-    stats: EngineStats
+    Args:
+        num_tokens: of the longest request, prompt and answer.
+        context: at which steps are measured.
+    """
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(answer.ids_target) for answer in self.answers)
+    index: int
+    workload: Workload
+    prompt_tokens: int | None
+    num_tokens: int
+    context: int
 
-    @property
-    def ids(self) -> list[tuple[int, ...]]:
-        return [answer.ids_target for answer in self.answers]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Measured:
+    """What a point yielded."""
+
+    settings: PointSettings
+    records: list[Record]
+    first_answers: list[list[int]]
 
 
 def run_bench(
-    manifest: Path,
+    manifest: Path | None,
     overrides: Overrides,
     settings: BenchSettings,
     *,
     on_progress: Progress,
     on_diagnostic: Callable[[Diagnostic], None],
-) -> BenchReport:
+) -> RawBench:
     """Run a benchmark; see `runtime.main.bench`."""
-    facts = load_manifest(manifest)
-    prompts = _read(facts, manifest.parent, settings)
+    settings = replace(settings, ignore_eos=settings.ignore_eos or settings.prompts is None)
     references = None
     if settings.reference is not None:
         references = read_references(settings.reference, settings.reference_set)
-    llms = _make_arms(manifest, facts, overrides, settings, prompts)
-    for diagnostic in llms["target-only"].diagnostics:
+    loaded = load_for_bench(manifest, overrides, settings)
+    for diagnostic in loaded.diagnostics:
         on_diagnostic(diagnostic)
-    order = _order(tuple(llms), settings.repeats)
-    outcomes = [
-        _run(llms[arm], arm, index, settings, prompts, on_progress)
-        for index, arm in enumerate(order)
-    ]
-    target_only = [outcome for outcome in outcomes if outcome.arm == "target-only"]
-    speculative = [outcome for outcome in outcomes if outcome.arm == "speculative"]
-    base = llms["target-only"]
-    arms = [_arm(llms[runs[0].arm], runs) for runs in (target_only, speculative) if runs]
-    return BenchReport(
-        report_version=REPORT_VERSION,
-        settings=_settings(manifest, base, settings, prompts, order),
-        arms=arms,
-        accept_length=arms[-1].accept_length,
-        acceptance_per_position=_per_position(speculative),
-        speedup=arms[1].tokens_per_s / arms[0].tokens_per_s if len(arms) == 2 else None,
-        identical=(
-            compare_arms([run.ids for run in target_only], [run.ids for run in speculative])
-            if speculative
-            else None
-        ),
-        reference=_reference(base, settings, references, prompts, target_only[0].ids),
-        environment=environment_of(base.config.device),
-        requests=[record for outcome in outcomes for record in _records(outcome, prompts)],
+    points = _points(loaded, settings)
+    records: list[Record] = []
+    if settings.step_samples:
+        records.append(measure_copy(loaded.config.device, settings.step_samples))
+    measured = []
+    for point in points:
+        measured.append(_measure(loaded, point, settings, on_progress))
+        records += measured[-1].records
+    if references is not None:
+        prompts, answers = points[0].workload.prompts, measured[0].first_answers
+        records += _reference(loaded, settings, references, prompts, answers)
+    return RawBench(
+        settings=_settings(manifest, loaded, settings, points, measured),
+        environment=environment_of(loaded.config.device, settings.command),
+        records=records,
     )
 
 
-def _read(manifest: Manifest, directory: Path, settings: BenchSettings) -> list[BenchPrompt]:
-    target = manifest.target
-    source = resolve_source(target.source, directory)
-    encoder = PromptEncoder(
-        tokenizer=load_tokenizer(source) if target.tokenizer_digest is not None else None,
-        chat=TemplateRenderer(source),
-    )
-    prompts = read_prompts(settings.prompts, settings.prompt_set, encoder)[: settings.limit]
-    known = target.decoder.max_position_embeddings
-    longest = max(prompts, key=lambda prompt: len(prompt.ids_target))
-    needed = len(longest.ids_target) + settings.max_tokens
-    if needed > known:
+def _points(loaded: Loaded, settings: BenchSettings) -> list[_Point]:
+    """Return every combination of sizes, contexts first."""
+    target = loaded.manifest.target
+    points: list[_Point] = []
+    lengths: Sequence[int | None] = settings.prompt_tokens or (None,)
+    from_file, encoder = _read(loaded, settings) if settings.prompts is not None else ([], None)
+    num_ids = loaded.models.target.num_reachable_ids
+    for length in lengths:
+        for concurrency in settings.concurrency:
+            prompts = from_file
+            if length is not None:
+                prompts = random_prompts(
+                    concurrency, num_tokens=length, num_ids=num_ids, seed=settings.seed
+                )
+            workload = Workload(prompts=prompts, concurrency=concurrency, encoder=encoder)
+            num_tokens = _longest(workload, settings, target.decoder.max_position_embeddings)
+            mean = sum(len(prompt.ids_target) for prompt in prompts) // len(prompts)
+            points.append(
+                _Point(
+                    index=len(points),
+                    workload=workload,
+                    prompt_tokens=length,
+                    num_tokens=num_tokens,
+                    context=min(mean + settings.max_tokens // 2, num_tokens),
+                )
+            )
+    return points
+
+
+def _read(
+    loaded: Loaded, settings: BenchSettings
+) -> tuple[list[BenchPrompt], PromptEncoder | None]:
+    """Return the prompts of the file, and the encoder if second turns follow."""
+    assert settings.prompts is not None, "random prompts are not read"
+    source = resolve_source(loaded.manifest.target.source, loaded.directory)
+    encoder = PromptEncoder(tokenizer=loaded.tokenizer, chat=TemplateRenderer(source))
+    prompts = read_prompts(settings.prompts, settings.prompt_set, encoder, turns=settings.turns)
+    return prompts[: settings.limit], encoder if settings.turns == "both" else None
+
+
+def _longest(workload: Workload, settings: BenchSettings, known: int) -> int:
+    """Return the tokens of the longest request, a second turn's among them.
+
+    Raises:
+        DiagnosticError: SD909, it does not fit into the target's context.
+    """
+    longest, name = 0, ""
+    for prompt in workload.prompts:
+        needed = len(prompt.ids_target) + settings.max_tokens
+        if workload.encoder is not None:
+            # An answer that is encoded again may take a few tokens more than it had.
+            again = settings.max_tokens + settings.max_tokens // 4
+            needed = len(workload.encoder.second_turn(prompt, "")) + again + settings.max_tokens
+        if needed > longest:
+            longest, name = needed, prompt.name
+    if longest > known:
+        place = name if settings.prompts is None else f"{settings.prompts.name}: {name}"
         raise DiagnosticError(
             diagnose(
                 "SD909",
-                where=f"{settings.prompts.name}: {longest.name}",
-                message=f"{len(longest.ids_target)} prompt tokens and {settings.max_tokens} new "
-                f"ones do not fit into the context of {known}",
+                where=place,
+                message=f"the prompt and {settings.max_tokens} new tokens do not fit into the "
+                f"context of {known}",
                 expected=f"at most {known} tokens",
-                found=f"{needed} tokens",
+                found=f"{longest} tokens",
             )
         )
-    return prompts
+    return longest
 
 
-def _make_arms(
-    path: Path,
-    manifest: Manifest,
-    overrides: Overrides,
-    settings: BenchSettings,
-    prompts: Sequence[BenchPrompt],
-) -> dict[ArmName, LLM]:
-    """Load the weights once and make an engine for each arm; one arm when nothing drafts."""
-    longest = max(len(prompt.ids_target) for prompt in prompts)
-    length = longest + settings.max_tokens + DRAFT_ROOM
-    sized = replace(
-        overrides,
-        max_num_requests=settings.concurrency,
-        max_model_len=min(length, manifest.target.decoder.max_position_embeddings),
+def _measure(
+    loaded: Loaded, point: _Point, settings: BenchSettings, on_progress: Progress
+) -> _Measured:
+    """Run all arms of a point, then its steps."""
+    order = arm_order(arm_names(loaded, settings), settings.repeats)
+    configs = {
+        arm: arm_config(
+            loaded, arm, concurrency=point.workload.concurrency, num_tokens=point.num_tokens
+        )
+        for arm in order
+    }
+    outcomes, script = _run_arms(loaded, point, settings, order, configs, on_progress)
+    gc.collect()  # engines hold device memory in cycles
+    if loaded.config.device.type == "cuda":
+        torch.cuda.empty_cache()
+    records: list[Record] = []
+    for outcome in outcomes:
+        records += [outcome.run, *outcome.requests]
+    records += _steps(loaded, point, settings, configs, script)
+    base = configs["target-only"]
+    return _Measured(
+        settings=PointSettings(
+            concurrency=point.workload.concurrency,
+            prompt_tokens=point.prompt_tokens,
+            num_requests=point.workload.num_requests,
+            context=point.context,
+            order=order,
+            weight_bytes=weight_bytes_per_step(loaded.manifest, base.dtype),
+            kv_bytes_per_token=kv_bytes_per_token(loaded.manifest, base),
+        ),
+        records=records,
+        first_answers=[record.ids for record in outcomes[0].requests if record.turn == 1],
     )
-    has_tokenizer = manifest.target.tokenizer_digest is not None
-    llm = LLM.from_manifest(path, sized, needs_tokenizer=has_tokenizer)
-    if llm.config.proposer == "none":
-        return {"target-only": llm}
+
+
+def _run_arms(
+    loaded: Loaded,
+    point: _Point,
+    settings: BenchSettings,
+    order: Sequence[ArmName],
+    configs: dict[ArmName, RuntimeConfig],
+    on_progress: Progress,
+) -> tuple[list[Outcome], OracleScript | None]:
+    """Run the arms in order; the oracle's script is what target-only, the first, answered."""
+    outcomes: list[Outcome] = []
+    llms: dict[ArmName, LLM] = {}
+    script: OracleScript | None = None
+    for number, arm in enumerate(order):
+        if arm == "speculative" and script is None:
+            script = oracle_script(_answers(outcomes[0]), configs[arm], settings)
+        if arm not in llms:
+            llms[arm] = make_arm(loaded, configs[arm], script=script)
+        place = RunPlace(point=point.index, arm=arm, order=number)
+        outcomes.append(run_arm(llms[arm], place, point.workload, settings, on_progress))
+    return outcomes, script
+
+
+def _answers(outcome: Outcome) -> dict[tuple[int, ...], tuple[int, ...]]:
     return {
-        "target-only": llm.sibling(proposer="none", num_speculative_tokens=0),
-        "speculative": llm,
+        prompt: tuple(record.ids)
+        for prompt, record in zip(outcome.prompts, outcome.requests, strict=True)
     }
 
 
-def _order(arms: Sequence[ArmName], repeats: int) -> list[ArmName]:
-    """Return the arms in running order: A B, B A, A B, ..."""
-    order: list[ArmName] = []
-    for repeat in range(repeats):
-        order += arms if repeat % 2 == 0 else reversed(arms)
-    return order
-
-
-def _run(
-    llm: LLM,
-    arm: ArmName,
-    order: int,
+def _steps(
+    loaded: Loaded,
+    point: _Point,
     settings: BenchSettings,
-    prompts: Sequence[BenchPrompt],
-    on_progress: Progress,
-) -> _Outcome:
-    """Warm the arm up, empty its prefix cache, and time one pass over all prompts."""
-    requests = [_request(arm, index, p, settings) for index, p in enumerate(prompts)]
-    warm = min(WARM_UP_TOKENS, settings.max_tokens)
-    llm.generate(
-        [replace(request, max_tokens=warm) for request in requests[: settings.concurrency]]
-    )
-    llm.engine.flush_cache()
-    num_done = 0
-    on_progress(arm, 0, len(prompts))
-
-    def count(delta: RequestDelta) -> None:
-        nonlocal num_done
-        if delta.finish_reason is not None:
-            num_done += 1
-            on_progress(arm, num_done, len(prompts))
-
-    start = time.perf_counter()
-    answers = llm.generate(requests, on_delta=count)
-    seconds = time.perf_counter() - start
-    errors = [answer.error for answer in answers if answer.error is not None]
-    if errors:
-        raise DiagnosticError(errors)
-    return _Outcome(
-        arm=arm, order=order, seconds=seconds, answers=answers, stats=llm.engine.stats()
-    )
-
-
-def _request(
-    arm: ArmName, index: int, prompt: BenchPrompt, settings: BenchSettings
-) -> RequestInput:
-    return RequestInput(
-        request_id=f"{arm}-{index}",
-        prompt_ids_target=prompt.ids_target,
-        params=SamplingParams(temperature=settings.temperature, seed=settings.seed),
-        max_tokens=settings.max_tokens,
-        ignore_eos=settings.ignore_eos,
-    )
+    configs: dict[ArmName, RuntimeConfig],
+    script: OracleScript | None,
+) -> list[StepRecord]:
+    """Measure each arm's steps; none where the pool does not hold all requests at once."""
+    if not settings.step_samples:
+        return []
+    records: list[StepRecord] = []
+    for arm, config in configs.items():
+        each = -(-config.max_model_len // config.kv_block_size)
+        if 1 + each * point.workload.concurrency > config.num_kv_blocks:
+            continue
+        place = StepPlace(
+            point=point.index,
+            concurrency=point.workload.concurrency,
+            context=min(point.context, config.max_model_len - STEP_ROOM),
+            samples=settings.step_samples,
+        )
+        records += measure_steps(
+            models_of(loaded, config),
+            config,
+            place,
+            script=script if arm == "speculative" else None,
+            name="contract-off" if arm == "contract-off" else None,
+        )
+    return records
 
 
 def _reference(
-    llm: LLM,
+    loaded: Loaded,
     settings: BenchSettings,
-    references: Sequence[tuple[int, ...]] | None,
+    references: Sequence[tuple[int, ...]],
     prompts: Sequence[BenchPrompt],
-    answers: Sequence[tuple[int, ...]],
-) -> Reference | None:
-    if settings.reference is None or references is None:
-        return None
+    answers: Sequence[Sequence[int]],
+) -> list[ReferenceRecord]:
+    assert settings.reference is not None, "references come from a file"
+    size = loaded.config.kv_block_size
     return compare_reference(
         settings.reference,
         references,
         answers,
         prompts,
         max_tokens=settings.max_tokens,
-        top_two=lambda ids: top_two_after(llm.models.target, ids, llm.config.kv_block_size),
+        top_two=lambda ids: top_two_after(loaded.models.target, ids, size),
     )
-
-
-def _arm(llm: LLM, outcomes: Sequence[_Outcome]) -> Arm:
-    """Sum the runs of one arm; round counts are those of the first, all runs have the same."""
-    stats = outcomes[0].stats
-    tokens = sum(outcome.num_tokens for outcome in outcomes)
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    has_draft = llm.config.proposer != "none"
-    return Arm(
-        name=outcomes[0].arm,
-        proposer=llm.config.proposer,
-        num_speculative_tokens=llm.config.num_speculative_tokens,
-        tokens=tokens,
-        seconds=seconds,
-        tokens_per_s=tokens / seconds,
-        rounds=stats.num_rounds,
-        proposed_drafts=stats.num_drafts,
-        accepted_drafts=stats.num_accepted_drafts,
-        accept_length=stats.accept_length if has_draft else None,
-        runs=[
-            Run(
-                order=outcome.order,
-                tokens=outcome.num_tokens,
-                seconds=outcome.seconds,
-                tokens_per_s=outcome.num_tokens / outcome.seconds,
-            )
-            for outcome in outcomes
-        ],
-    )
-
-
-def _per_position(speculative: Sequence[_Outcome]) -> list[float]:
-    return list(speculative[0].stats.acceptance_per_position) if speculative else []
 
 
 def _settings(
-    path: Path,
-    llm: LLM,
+    manifest: Path | None,
+    loaded: Loaded,
     settings: BenchSettings,
-    prompts: Sequence[BenchPrompt],
-    order: list[ArmName],
+    points: Sequence[_Point],
+    measured: Sequence[_Measured],
 ) -> Settings:
+    config = loaded.config
+    is_oracle = config.proposer == "oracle" and not settings.is_forced
+    gamma = config.num_speculative_tokens
     return Settings(
-        manifest=path.name,
-        fingerprint=llm.manifest.fingerprint,
-        prompts=settings.prompts.name,
+        manifest=None if manifest is None else manifest.name,
+        shape=None if settings.shape is None else settings.shape.name,
+        fingerprint=loaded.manifest.fingerprint,
+        prompts=None if settings.prompts is None else settings.prompts.name,
         prompt_set=settings.prompt_set,
-        num_prompts=len(prompts),
-        prompt_tokens=sum(len(prompt.ids_target) for prompt in prompts),
+        turns=settings.turns,
+        num_prompts=max(len(point.workload.prompts) for point in points),
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         seed=settings.seed,
-        concurrency=settings.concurrency,
         repeats=settings.repeats,
         ignore_eos=settings.ignore_eos,
-        device=str(llm.config.device),
-        dtype=str(llm.config.dtype).removeprefix("torch."),
-        order=order,
+        device=str(config.device),
+        dtype=str(config.dtype).removeprefix("torch."),
+        proposer=config.proposer,
+        num_speculative_tokens=gamma,
+        verification=config.verification,
+        forced_accept_length=settings.accept_length if settings.is_forced else None,
+        oracle_accept_length=(settings.accept_length or gamma + 1) if is_oracle else None,
+        points=[item.settings for item in measured],
     )
-
-
-def _records(outcome: _Outcome, prompts: Sequence[BenchPrompt]) -> list[RequestRecord]:
-    return [
-        RequestRecord(
-            arm=outcome.arm,
-            run=outcome.order,
-            prompt=index,
-            name=prompt.name,
-            prompt_tokens=answer.usage.num_prompt_tokens,
-            cached_tokens=answer.usage.num_cached_tokens,
-            ids=list(answer.ids_target),
-            finish_reason=answer.finish_reason,
-            rounds=answer.usage.num_rounds,
-            proposed_drafts=answer.usage.num_drafts,
-            accepted_drafts=answer.usage.num_accepted_drafts,
-        )
-        for index, (prompt, answer) in enumerate(zip(prompts, outcome.answers, strict=True))
-    ]

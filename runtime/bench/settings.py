@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 WARM_UP_TOKENS = 8
 """Tokens of the untimed run before a timed one."""
@@ -11,34 +12,60 @@ WARM_UP_TOKENS = 8
 DRAFT_ROOM = 32
 """Context beyond the longest answer, so that its end never shortens the drafts of a round."""
 
+DEFAULT_REPEATS = 2
+"""Runs of each arm: A B, B A."""
+
+DEFAULT_STEP_SAMPLES = 20
+"""Samples of every measured step."""
+
+Turns = Literal["first", "both"]
+Contract = Literal["on", "off"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchSettings:
     """A benchmark as its caller asks for it.
 
     Args:
-        prompts: file; see `prompts.read_prompts` for its forms.
+        prompts: file; see `prompts.read_prompts` for its forms. None: random ids.
         prompt_set: key of a token-id JSON; None where the file has one set.
+        prompt_tokens: lengths of random prompts, one point each; empty with a file.
+        shape: config.json of a target that gets random weights; None: the manifest's.
         limit: first so many prompts, None: all.
+        turns: `both` asks the second question of a conversation after the first answer.
         temperature: 0 is greedy.
-        concurrency: requests that run at once.
+        concurrency: requests that run at once, one point each; as many random prompts are made.
         repeats: runs of each arm, in the order A B, B A, A B, ...
         reference: file of reference continuations (target ids), None: no comparison.
         reference_set: its key; None where the file has one set.
-        ignore_eos: run every answer to `max_tokens`.
+        ignore_eos: run every answer to `max_tokens`; always so with random prompts.
+        accept_length: that the oracle's drafts or a forced schedule aim at; None: every draft of
+            the oracle is right.
+        is_forced: accepted drafts follow a seeded schedule instead of the target's choices.
+        contract: `off` adds an arm whose kernels may follow the number of rows.
+        step_samples: samples of every measured step; 0 measures no steps.
+        command: as typed, for the report.
     """
 
-    prompts: Path
+    prompts: Path | None = None
     prompt_set: str | None = None
+    prompt_tokens: tuple[int, ...] = ()
+    shape: Path | None = None
     limit: int | None = None
+    turns: Turns = "first"
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
-    concurrency: int = 1
-    repeats: int = 1
+    concurrency: tuple[int, ...] = (1,)
+    repeats: int = DEFAULT_REPEATS
     reference: Path | None = None
     reference_set: str | None = None
     ignore_eos: bool = False
+    accept_length: float | None = None
+    is_forced: bool = False
+    contract: Contract = "on"
+    step_samples: int = DEFAULT_STEP_SAMPLES
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

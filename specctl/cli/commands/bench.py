@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specctl.checkpoint import write_text_atomic
 from specctl.cli import output
 from specctl.cli.shared_options import (
     Device,
@@ -25,7 +26,14 @@ from specctl.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from runtime.main import BenchReport, Identical
+    from runtime.main import BenchReport, BenchSettings, EngineOptions, RawBench
+
+
+class Turns(str, Enum):
+    """Which questions of a conversation are asked."""
+
+    first = "first"
+    both = "both"
 
 
 def bench(
@@ -43,6 +51,27 @@ def bench(
     prompt_set: Annotated[
         str | None, typer.Option("--set", metavar="KEY", help="Set of a token-id JSON.")
     ] = None,
+    turns: Annotated[
+        Turns,
+        typer.Option("--turns", help="both: the second question, too, after the first answer."),
+    ] = Turns.first,
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-tokens",
+            "--context",
+            metavar="N,...",
+            help="Random prompts of these lengths instead of a file; each is a point.",
+        ),
+    ] = None,
+    shape: Annotated[
+        Path | None,
+        typer.Option(
+            "--shape",
+            metavar="CONFIG",
+            help="Random weights for a target's config.json instead of a manifest.",
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Use the first so many prompts.")
     ] = None,
@@ -52,14 +81,28 @@ def bench(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="Requests that run at once.")
-    ] = 1,
+        str,
+        typer.Option(
+            "--concurrency",
+            "--batch",
+            metavar="N,...",
+            help="Requests that run at once; each number is a point.",
+        ),
+    ] = "1",
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Runs of each arm: A B, B A, A B, ...")
-    ] = 1,
+    ] = 2,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Run every answer to --max-tokens.")
     ] = False,
+    accept_length: Annotated[
+        float | None,
+        typer.Option("--accept-length", help="That the drafts of --proposer oracle aim at."),
+    ] = None,
+    step_samples: Annotated[
+        int,
+        typer.Option("--step-samples", min=0, help="Samples of each step's time; 0 measures none."),
+    ] = 20,
     num_speculative_tokens: NumSpeculativeTokens = None,
     proposer: Proposer = None,
     device: Device = None,
@@ -79,39 +122,51 @@ def bench(
     json: Json = False,
     out: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the JSON to a file as well."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Write raw records, summary and page there."
+        ),
+    ] = None,
+    reanalyze: Annotated[
+        Path | None,
+        typer.Option(
+            "--reanalyze", metavar="DIR", help="Report on the records of a directory; run nothing."
+        ),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of --json and stop.")
     ] = False,
 ) -> None:
-    """Compare decoding with and without the draft on a prompt file.
+    """Compare decoding with and without the draft, and time the steps of a round.
 
     Reports speed, accept length and whether both give the same tokens; exit 1 if they do not.
     """
     from runtime import main
-    from specctl.ops.hub_manifest import local_manifest
 
     if schema:
         output.answer_json(main.bench_json_schema())
         return
-    if manifest is None or prompts is None:
-        missing = "MANIFEST" if manifest is None else "--prompts"
-        raise typer.BadParameter("it is needed", param_hint=missing)
-    if out is not None and not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no directory `{out.parent}`", param_hint="--output")
+    if reanalyze is not None:
+        _report(main.read_raw(reanalyze), json=json, out=out or reanalyze, is_new=False)
+        return
+    _check(manifest, shape, prompts, prompt_tokens)
     settings = main.BenchSettings(
         prompts=prompts,
         prompt_set=prompt_set,
+        prompt_tokens=_numbers(prompt_tokens, "--prompt-tokens"),
+        shape=shape,
         limit=limit,
+        turns=turns.value,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        concurrency=concurrency,
+        concurrency=_numbers(concurrency, "--concurrency"),
         repeats=repeats,
         reference=reference,
         reference_set=reference_set,
         ignore_eos=ignore_eos,
+        accept_length=accept_length,
+        step_samples=step_samples,
+        command=" ".join(["specctl", *sys.argv[1:]]),
     )
     engine = main.EngineOptions(
         device=device,
@@ -124,93 +179,81 @@ def bench(
         proposer=proposer,
         num_speculative_tokens=num_speculative_tokens,
     )
-    with local_manifest(manifest) as local, output.bar("loading") as on_progress:
-        report = main.bench(
-            local.path, engine, settings, on_progress=on_progress, on_diagnostic=output.talk_problem
+    _report(_run(manifest, engine, settings), json=json, out=out, is_new=True)
+
+
+def _check(
+    manifest: Path | None, shape: Path | None, prompts: Path | None, prompt_tokens: str | None
+) -> None:
+    """Refuse a benchmark without a model or prompts, or with two of either."""
+    if (manifest is None) == (shape is None):
+        raise typer.BadParameter("give a manifest or `--shape`, one of them", param_hint="MANIFEST")
+    if (prompts is None) == (prompt_tokens is None):
+        raise typer.BadParameter(
+            "give `--prompts` or `--prompt-tokens`, one of them", param_hint="--prompts"
         )
-    _write(report, json=json, out=out)
-    if report.identical is not None and report.identical.equal != report.identical.total:
-        raise typer.Exit(1)
+    if shape is not None and prompts is not None:
+        raise typer.BadParameter(
+            "random weights take random prompts: use `--prompt-tokens`", param_hint="--prompts"
+        )
 
 
-def _write(report: BenchReport, *, json: bool, out: Path | None) -> None:
+def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+    """Return `1,8,32` as numbers above 0."""
+    if text is None:
+        return ()
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise typer.BadParameter(
+            f"`{text}` is not a list of numbers above 0 such as 1,8,32", param_hint=option
+        )
+    return numbers
+
+
+def _run(manifest: Path | None, engine: EngineOptions, settings: BenchSettings) -> RawBench:
+    from contextlib import ExitStack
+
+    from runtime import main
+    from specctl.ops.hub_manifest import local_manifest
+
+    with ExitStack() as stack:
+        path = None
+        if manifest is not None:
+            path = stack.enter_context(local_manifest(manifest)).path
+        on_progress = stack.enter_context(output.bar("loading"))
+        return main.bench(
+            path, engine, settings, on_progress=on_progress, on_diagnostic=output.talk_problem
+        )
+
+
+def _report(raw: RawBench, *, json: bool, out: Path | None, is_new: bool) -> None:
+    """Print the report of raw records, write it to a directory, and exit 1 on a difference."""
+    from runtime import main
+
+    report = main.summarise(raw)
     if json:
         output.answer_json(report)
     else:
+        from specctl.cli.bench_text import report_text
+
         output.answer(report_text(report))
     if out is not None:
-        with output.writing(out):
-            write_text_atomic(out, output.json_text(report) + "\n")
-        output.talk(f"wrote {out}")
+        _write(raw, report, out, is_new=is_new)
+    if not report.is_equal:
+        raise typer.Exit(1)
 
 
-def report_text(report: BenchReport) -> str:
-    """Return the report as a table and the lines that qualify it."""
-    settings = report.settings
-    title = (
-        f"{settings.num_prompts} prompts of {settings.prompts}, at most {settings.max_tokens} new "
-        f"tokens, concurrency {settings.concurrency}, temperature {settings.temperature:g}, "
-        f"{settings.device} {settings.dtype}"
-    )
-    lines = [title, "", _table(report), ""]
-    if report.accept_length is not None:
-        rates = " ".join(f"{rate:.3f}" for rate in report.acceptance_per_position)
-        lines.append(f"accept length {report.accept_length:.3f}; accepted at position: {rates}")
-    if report.identical is not None:
-        lines.append(_identical_line(report.identical, report.speedup))
-    lines += _reference_lines(report)
-    return "\n".join(lines)
+def _write(raw: RawBench, report: BenchReport, out: Path, *, is_new: bool) -> None:
+    from runtime import main
+    from specctl.checkpoint import write_text_atomic
 
-
-def _table(report: BenchReport) -> str:
-    from io import StringIO
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("arm")
-    for name in ("tokens", "seconds", "tokens/s", "range", "rounds", "accept length"):
-        table.add_column(name, justify="right")
-    for arm in report.arms:
-        speeds = [run.tokens_per_s for run in arm.runs]
-        table.add_row(
-            f"{arm.name} ({arm.proposer})" if arm.proposer != "none" else arm.name,
-            str(arm.tokens),
-            f"{arm.seconds:.2f}",
-            f"{arm.tokens_per_s:.1f}",
-            f"{min(speeds):.1f}-{max(speeds):.1f}" if len(speeds) > 1 else "one run",
-            str(arm.rounds),
-            "-" if arm.accept_length is None else f"{arm.accept_length:.3f}",
-        )
-    console = Console(file=StringIO(), width=100)
-    with console.capture() as captured:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip())
-
-
-def _identical_line(identical: Identical, speedup: float | None) -> str:
-    line = f"identical to target-only: {identical.equal}/{identical.total}"
-    first = identical.first_divergence
-    if first is not None:
-        return (
-            f"{line}; first difference: prompt {first.prompt}, token {first.position}, "
-            f"{first.target_only_id} against {first.speculative_id}"
-        )
-    return line if speedup is None else f"{line}; speedup {speedup:.2f}"
-
-
-def _reference_lines(report: BenchReport) -> list[str]:
-    reference = report.reference
-    if reference is None:
-        return []
-    return [
-        f"equal to {reference.file}: {reference.equal}/{reference.total}",
-        *(
-            f"  prompt {item.prompt}, token {item.position}: {item.found_id}, reference "
-            f"{item.reference_id}; the target's two likeliest there are {item.top1_id} and "
-            f"{item.top2_id}, {item.margin:.3g} apart"
-            for item in reference.differences
-        ),
-    ]
+    with output.writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            main.write_raw(out, raw)
+        write_text_atomic(out / "summary.json", output.json_text(report) + "\n")
+        write_text_atomic(out / "report.html", main.report_page(report))
+    output.talk(f"wrote {out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
@@ -70,23 +71,43 @@ def test_a_difference_is_reported() -> None:
     assert summary(report)[-1] == "identical: no (first difference at output token 3)"
 
 
-def test_bench_prints_a_table_or_json_and_writes_a_file(
+def test_bench_prints_a_table_or_json_and_writes_a_directory(
     tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "report.json"
+    out = tmp_path / "run"
     arguments = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "2"]
     arguments += ["--max-tokens", "6", "--gamma", "3", "--device", "cpu", "--dtype", "float32"]
+    arguments += ["--step-samples", "1"]
     assert run([*arguments, "--concurrency", "2", "--output", str(out)]) == 0
     text = capsys.readouterr()
     assert "speculative (eagle3)" in text.out
     assert "identical to target-only: 2/2" in text.out
+    assert "verify / decode:" in text.out
     assert str(out) in text.err
-    written = json.loads(out.read_text())
-    assert written["arms"][1]["num_speculative_tokens"] == 3
-    assert written["settings"]["concurrency"] == 2
+    written = (out / "summary.json").read_bytes()
+    page = (out / "report.html").read_bytes()
+    summary = json.loads(written)
+    assert summary["points"][0]["arms"][1]["num_speculative_tokens"] == 3
+    assert summary["points"][0]["concurrency"] == 2
+    assert summary["environment"]["command"].startswith("specctl ")
+    for name in ("summary.json", "report.html"):
+        (out / name).unlink()
+    assert run(["bench", "--reanalyze", str(out)]) == 0
+    assert "speculative (eagle3)" in capsys.readouterr().out
+    assert (out / "summary.json").read_bytes() == written
+    assert (out / "report.html").read_bytes() == page
     assert run([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["identical"] == {"equal": 2, "total": 2, "first_divergence": None}
+
+
+def test_reanalyze_imports_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from runtime import main; main.summarise, main.read_raw, main.report_page; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path)
+    assert done.returncode == 0
 
 
 def test_bench_schema_and_missing_arguments(
@@ -96,17 +117,30 @@ def test_bench_schema_and_missing_arguments(
     assert json.loads(capsys.readouterr().out) == main.bench_json_schema()
     assert run(["bench", str(tiny_pair)]) == 2
     assert "--prompts" in capsys.readouterr().err
+    prompts = ["--prompts", str(PROMPTS)]
+    for wrong in (
+        ["bench", *prompts],
+        ["bench", str(tiny_pair), "--shape", "config.json", *prompts],
+        ["bench", "--shape", "config.json", *prompts],
+        ["bench", str(tiny_pair), *prompts, "--prompt-tokens", "4"],
+        ["bench", str(tiny_pair), *prompts, "--batch", "1,0"],
+        ["bench", str(tiny_pair), "--context", "many"],
+    ):
+        assert run(wrong) == 2, wrong
 
 
 def test_bench_exits_1_when_the_arms_differ(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exit status is what a nightly job looks at."""
-    first = Divergence(prompt=0, position=2, target_only_id=5, speculative_id=6)
+    first = Divergence(prompt=0, turn=1, position=2, target_only_id=5, speculative_id=6)
     different = Identical(equal=0, total=1, first_divergence=first)
-    monkeypatch.setattr("runtime.bench.run.compare_arms", lambda *_: different)
+    equal = Identical(equal=1, total=1, first_divergence=None)
+    results = iter([equal, different])
+    monkeypatch.setattr("runtime.bench.summary.compare_runs", lambda *_: next(results))
     arguments = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "1"]
-    assert run([*arguments, "--max-tokens", "4", "--device", "cpu"]) == 1
+    arguments += ["--max-tokens", "4", "--device", "cpu", "--step-samples", "0"]
+    assert run(arguments) == 1
     assert "first difference: prompt 0, token 2, 5 against 6" in capsys.readouterr().out
 
 
@@ -118,6 +152,7 @@ def test_a_reference_that_differs_shows_the_margin_and_exits_0(
     path.write_text(json.dumps({"a": [[3, 3, 3, 3]], "b": [[4]]}))
     arguments = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "1"]
     arguments += ["--max-tokens", "4", "--device", "cpu", "--reference", str(path)]
+    arguments += ["--repeats", "1", "--step-samples", "0"]
     assert run([*arguments, "--reference-set", "a"]) == 0
     text = capsys.readouterr().out
     assert "equal to reference.json: 0/1" in text

@@ -13,9 +13,15 @@ import pytest
 import torch
 
 from runtime import main
-from runtime.bench.compare import compare_arms, compare_reference, first_difference
+from runtime.bench.arms import acceptance_for
+from runtime.bench.bandwidth import weight_bytes_per_step
+from runtime.bench.compare import compare_runs, first_difference
+from runtime.bench.environment import source_digests
 from runtime.bench.margin import TopTwo, top_two_after
-from runtime.bench.prompts import BenchPrompt
+from runtime.bench.prompts import BenchPrompt, random_prompts
+from runtime.bench.raw import RequestRecord
+from runtime.bench.reference import compare_reference
+from runtime.bench.shape import shape_manifest
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from specctl.contract.diagnostics import DiagnosticError
@@ -23,6 +29,21 @@ from specctl.contract.diagnostics import DiagnosticError
 ROOT = Path(__file__).parents[4]
 SCHEMA = ROOT / "docs" / "reference" / "schemas" / "bench.schema.json"
 CPU = main.EngineOptions(device="cpu")
+QUESTIONS = ROOT / "fixtures" / "prompts" / "mt_bench_first8.jsonl"
+SHAPE = {
+    "model_type": "qwen3",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "max_position_embeddings": 256,
+    "vocab_size": 90,
+    "tie_word_embeddings": False,
+}
 PROMPTS = [[5, 6, 7, 8], [40, 41], [90, 3, 3, 17, 20], [33] * 9]
 
 
@@ -33,19 +54,37 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def bench(manifest: Path, engine: main.EngineOptions = CPU, **settings: Any) -> main.BenchReport:
+def records(
+    manifest: Path | None, engine: main.EngineOptions = CPU, **settings: Any
+) -> main.RawBench:
+    given = {"max_tokens": 12, "step_samples": 0, "concurrency": (1,)} | settings
     return main.bench(
         manifest,
         engine,
-        main.BenchSettings(**({"max_tokens": 12} | settings)),
+        main.BenchSettings(**given),
         on_progress=lambda label, done, total: None,
         on_diagnostic=lambda diagnostic: None,
     )
 
 
+def bench(
+    manifest: Path | None, engine: main.EngineOptions = CPU, **settings: Any
+) -> main.BenchReport:
+    return main.summarise(records(manifest, engine, **settings))
+
+
+def requests_of(raw: main.RawBench) -> list[RequestRecord]:
+    return [record for record in raw.records if isinstance(record, RequestRecord)]
+
+
 @pytest.fixture(scope="module")
-def report(tiny_pair: Path, prompts: Path) -> main.BenchReport:
-    return bench(tiny_pair, prompts=prompts, repeats=2, concurrency=2)
+def raw(tiny_pair: Path, prompts: Path) -> main.RawBench:
+    return records(tiny_pair, prompts=prompts, concurrency=(2,), step_samples=2)
+
+
+@pytest.fixture(scope="module")
+def report(raw: main.RawBench) -> main.BenchReport:
+    return main.summarise(raw)
 
 
 def test_report_follows_the_published_schema(report: main.BenchReport) -> None:
@@ -54,78 +93,284 @@ def test_report_follows_the_published_schema(report: main.BenchReport) -> None:
     jsonschema.Draft202012Validator.check_schema(published)
     document = json.loads(msgspec.json.encode(report))
     jsonschema.validate(document, published)
-    assert {"arms", "accept_length", "acceptance_per_position", "identical", "environment"} <= set(
-        document
-    )
+    assert document["report_version"] == 2
+    assert {"points", "identical", "environment", "copy"} <= set(document)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**document, "extra": 1}, published)
 
 
-def test_arms_alternate_and_their_sums_hold(report: main.BenchReport) -> None:
-    assert report.settings.order == ["target-only", "speculative", "speculative", "target-only"]
-    target_only, speculative = report.arms
+def test_arms_alternate_and_their_sums_hold(raw: main.RawBench, report: main.BenchReport) -> None:
+    (point,), (settings,) = report.points, report.settings.points
+    assert settings.order == ["target-only", "speculative", "speculative", "target-only"]
+    target_only, speculative = point.arms
     assert (target_only.name, speculative.name) == ("target-only", "speculative")
     assert (target_only.proposer, speculative.proposer) == ("none", "eagle3")
-    for arm in report.arms:
-        records = [record for record in report.requests if record.arm == arm.name]
-        assert arm.tokens == sum(len(record.ids) for record in records)
-        assert arm.tokens == sum(run.tokens for run in arm.runs)
-        first = [record for record in records if record.run == arm.runs[0].order]
+    for arm in point.arms:
+        first = [r for r in requests_of(raw) if r.arm == arm.name and r.run == arm.runs[0].order]
+        assert arm.tokens == sum(len(record.ids) for record in first)
+        assert [run.tokens for run in arm.runs] == [arm.tokens, arm.tokens]
         assert arm.rounds == sum(record.rounds for record in first)
         assert arm.proposed_drafts == sum(record.proposed_drafts for record in first)
         assert arm.accepted_drafts == sum(record.accepted_drafts for record in first)
+        assert arm.tokens_per_s_range.min <= arm.tokens_per_s <= arm.tokens_per_s_range.max
+        assert arm.ttft_s.min > 0
+        assert arm.itl_s is not None
     assert target_only.accept_length is None
     assert target_only.proposed_drafts == 0
-    assert len(report.requests) == 4 * len(PROMPTS)
+    assert len(requests_of(raw)) == 4 * len(PROMPTS)
+
+
+def test_every_token_has_its_arrival(raw: main.RawBench) -> None:
+    for record in requests_of(raw):
+        assert sum(count for _, count in record.arrivals) == len(record.ids)
+        times = [record.submitted_s, *(at for at, _ in record.arrivals)]
+        assert times == sorted(times)
 
 
 def test_accept_length_and_positions_agree(report: main.BenchReport) -> None:
-    speculative = report.arm("speculative")
+    (point,) = report.points
+    speculative = point.arm("speculative")
     assert speculative is not None
     expected = 1 + speculative.accepted_drafts / speculative.rounds
-    assert report.accept_length == pytest.approx(expected)
-    assert len(report.acceptance_per_position) == 4
-    assert sum(report.acceptance_per_position) == pytest.approx(expected - 1)
+    assert point.accept_length == pytest.approx(expected)
+    assert speculative.accepted_per_round == pytest.approx(expected - 1)
+    assert len(point.acceptance_per_position) == 4
+    assert sum(point.acceptance_per_position) == pytest.approx(expected - 1)
+    histogram = speculative.rounds_by_accepted
+    assert sum(histogram) == speculative.rounds
+    assert sum(i * count for i, count in enumerate(histogram)) == speculative.accepted_drafts
 
 
 def test_both_arms_give_the_same_tokens(report: main.BenchReport) -> None:
-    assert report.identical is not None
-    assert (report.identical.equal, report.identical.total) == (4, 4)
-    assert report.identical.first_divergence is None
+    (point,) = report.points
+    for found in (point.repeat, point.identical, report.identical):
+        assert found is not None
+        assert (found.equal, found.total) == (4, 4)
+        assert found.first_divergence is None
+    assert report.is_equal
+
+
+def test_steps_and_copy_are_measured(report: main.BenchReport) -> None:
+    (point,) = report.points
+    steps = {step.step: step for step in point.steps}
+    assert set(steps) == {"decode", "verify", "draft", "round"}
+    assert (steps["decode"].width, steps["verify"].width, steps["draft"].width) == (1, 5, 4)
+    assert {step.clock for step in point.steps} == {"wall"}
+    decode = steps["decode"]
+    settings = report.settings.points[0]
+    cache = 2 * settings.context * settings.kv_bytes_per_token
+    assert decode.bytes == settings.weight_bytes + cache
+    # 2 layers of keys and values, 2 heads of 8 float32 numbers
+    assert settings.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert report.copy is not None
+    assert decode.share_of_copy == pytest.approx((decode.gb_per_s or 0) / report.copy.gb_per_s)
+    assert point.verify_ratio is not None
+    assert point.other_s is not None
+
+
+def test_a_directory_gives_the_same_report(raw: main.RawBench, tmp_path: Path) -> None:
+    main.write_raw(tmp_path, raw)
+    again = main.summarise(main.read_raw(tmp_path))
+    assert msgspec.json.encode(again) == msgspec.json.encode(main.summarise(raw))
+    assert main.report_page(again) == main.report_page(main.summarise(raw))
+    (tmp_path / "records.jsonl").write_text('{"kind":"run"}\n')
+    with pytest.raises(DiagnosticError) as caught:
+        main.read_raw(tmp_path)
+    assert caught.value.diagnostics[0].where == "records.jsonl:1"
+    (tmp_path / "records.jsonl").unlink()
+    with pytest.raises(DiagnosticError):
+        main.read_raw(tmp_path)
+
+
+def test_the_page_needs_nothing_else(report: main.BenchReport) -> None:
+    page = main.report_page(report)
+    assert page.count("<svg") == 4
+    assert not any(mark in page for mark in ("<script", "http:", "https:", "src=", "@import"))
+    assert "unfit" not in page.split("</style>")[1]
+    assert report.environment.sources_digest in page
+
+
+def test_sources_are_digested_by_content(tmp_path: Path, report: main.BenchReport) -> None:
+    assert set(report.environment.sources) == {"engine", "graphs", "kernels", "models", "spec"}
+    for name in report.environment.sources:
+        (tmp_path / name).mkdir()
+    (tmp_path / "engine" / "a.py").write_text("1")
+    first = source_digests(tmp_path)
+    assert first == source_digests(tmp_path)
+    (tmp_path / "engine" / "a.py").rename(tmp_path / "engine" / "b.py")
+    second = source_digests(tmp_path)
+    assert first["engine"] != second["engine"]
+    assert first["graphs"] == second["graphs"]
+
+
+def test_equality_rests_on_a_repeat_of_target_only(raw: main.RawBench) -> None:
+    """An engine that does not repeat itself has no claim that a draft could keep or break."""
+    broken = [
+        msgspec.structs.replace(record, ids=[*record.ids[:-1], 1 + record.ids[-1]])
+        if isinstance(record, RequestRecord) and record.run == 3
+        else record
+        for record in raw.records
+    ]
+    report = main.summarise(msgspec.structs.replace(raw, records=broken))
+    (point,) = report.points
+    assert point.repeat is not None
+    assert point.repeat.equal == 0
+    assert point.identical is report.identical is None
+    assert not report.is_equal
+
+
+def test_one_run_of_each_arm_still_repeats_target_only(tiny_pair: Path, prompts: Path) -> None:
+    report = bench(tiny_pair, prompts=prompts, repeats=1, limit=1, max_tokens=3)
+    assert report.settings.points[0].order == ["target-only", "speculative", "target-only"]
+    assert report.points[0].repeat is not None
 
 
 def test_sampling_is_identical_too(tiny_pair: Path, prompts: Path) -> None:
-    sampled = bench(tiny_pair, prompts=prompts, temperature=1.0, seed=3, max_tokens=6)
+    raw = records(tiny_pair, prompts=prompts, temperature=1.0, seed=3, max_tokens=6)
+    sampled = main.summarise(raw)
     assert sampled.identical is not None
     assert sampled.identical.equal == 4
-    greedy = bench(tiny_pair, prompts=prompts, max_tokens=6, limit=2)
-    assert greedy.settings.num_prompts == 2
-    assert greedy.requests[0].ids != sampled.requests[0].ids
+    plain = records(tiny_pair, prompts=prompts, max_tokens=6, limit=2)
+    assert plain.settings.num_prompts == 2
+    assert requests_of(plain)[0].ids != requests_of(raw)[0].ids
 
 
 def test_gamma_and_proposer_are_used(tiny_pair: Path, prompts: Path) -> None:
     engine = main.EngineOptions(device="cpu", proposer="ngram", num_speculative_tokens=2)
-    report = bench(tiny_pair, engine, prompts=prompts, limit=1)
-    assert report.arms[1].proposer == "ngram"
-    assert report.arms[1].num_speculative_tokens == 2
-    assert len(report.acceptance_per_position) == 2
+    (point,) = bench(tiny_pair, engine, prompts=prompts, limit=1).points
+    assert point.arms[1].proposer == "ngram"
+    assert point.arms[1].num_speculative_tokens == 2
+    assert len(point.acceptance_per_position) == 2
 
 
 def test_a_target_alone_has_one_arm(tiny_target_only: Path, prompts: Path) -> None:
-    report = bench(tiny_target_only, prompts=prompts, limit=1, max_tokens=3)
-    assert [arm.name for arm in report.arms] == ["target-only"]
-    assert report.identical is report.speedup is report.accept_length is None
+    (point,) = bench(tiny_target_only, prompts=prompts, limit=1, max_tokens=3).points
+    assert [arm.name for arm in point.arms] == ["target-only"]
+    assert point.identical is point.speedup is point.accept_length is None
+    assert point.repeat is not None
+    assert point.repeat.equal == 1
+
+
+def test_the_oracle_aims_at_an_accept_length(tiny_pair: Path, prompts: Path) -> None:
+    engine = main.EngineOptions(device="cpu", proposer="oracle", num_speculative_tokens=4)
+    every = bench(tiny_pair, engine, prompts=prompts, max_tokens=21, ignore_eos=True, repeats=1)
+    assert every.points[0].accept_length == pytest.approx(5.0)
+    assert every.settings.oracle_accept_length == 5.0
+    given = {"max_tokens": 80, "ignore_eos": True, "repeats": 1, "concurrency": (4,)}
+    some = bench(tiny_pair, engine, prompts=prompts, accept_length=2.0, **given)
+    assert some.points[0].accept_length == pytest.approx(2.0, abs=0.3)
+    assert some.identical is not None
+    assert some.identical.equal == 4
+
+
+@pytest.mark.parametrize(("wanted", "num_drafts"), [(1.0, 3), (1.5, 4), (2.36, 4), (4.9, 4)])
+def test_acceptance_for_solves_the_sum(wanted: float, num_drafts: int) -> None:
+    chance = acceptance_for(wanted, num_drafts)
+    assert sum(chance**power for power in range(num_drafts + 1)) == pytest.approx(wanted)
+    assert acceptance_for(num_drafts + 1, num_drafts) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "accept_length", "code"),
+    [
+        (CPU, 2.0, "SD805"),
+        (main.EngineOptions(device="cpu", proposer="oracle"), 5.5, "SD832"),
+        (main.EngineOptions(device="cpu", proposer="oracle"), 0.5, "SD832"),
+    ],
+)
+def test_an_accept_length_that_cannot_be_is_refused(
+    tiny_pair: Path, prompts: Path, engine: main.EngineOptions, accept_length: float, code: str
+) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        bench(tiny_pair, engine, prompts=prompts, accept_length=accept_length)
+    assert caught.value.diagnostics[0].code == code
+
+
+def test_both_turns_are_asked_and_reuse_the_prefix(tiny_pair: Path) -> None:
+    raw = records(tiny_pair, prompts=QUESTIONS, turns="both", limit=3, max_tokens=6, repeats=1)
+    first_run = [record for record in requests_of(raw) if record.run == 0]
+    assert [(r.prompt, r.turn) for r in first_run] == [(p, t) for p in range(3) for t in (1, 2)]
+    for first, second in zip(first_run[::2], first_run[1::2], strict=True):
+        assert second.prompt_tokens > first.prompt_tokens
+        assert first.cached_tokens == 0
+        assert second.cached_tokens > 0
+    report = main.summarise(raw)
+    assert report.settings.points[0].num_requests == 6
+    assert report.identical is not None
+    assert (report.identical.equal, report.identical.total) == (6, 6)
+    assert report.points[0].arms[0].cached_tokens > 0
+
+
+def test_random_weights_run_every_point(tmp_path: Path) -> None:
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps(SHAPE))
+    engine = main.EngineOptions(device="cpu", proposer="oracle", num_speculative_tokens=3)
+    report = bench(
+        None, engine, shape=shape, prompt_tokens=(5, 9), concurrency=(1, 2), repeats=1, max_tokens=4
+    )
+    assert [(p.prompt_tokens, p.concurrency) for p in report.points] == [
+        (5, 1), (5, 2), (9, 1), (9, 2)
+    ]  # fmt: skip
+    assert report.unfit_for_quality == "the target's weights are random"
+    assert "unfit for judging quality" in main.report_page(report)
+    assert report.identical is not None
+    assert (report.identical.equal, report.identical.total) == (6, 6)
+    sizes = report.settings.points[0]
+    layers = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 32 + 2 * 16 + 2 * 4)
+    # the final norm is neither a layer's nor the head's
+    assert sizes.weight_bytes == 4 * (layers + 90 * 16)
+    assert sizes.kv_bytes_per_token == 2 * 2 * 2 * 4 * 4
+
+
+def test_random_prompts_do_not_depend_on_how_many_there_are() -> None:
+    few = random_prompts(2, num_tokens=6, num_ids=50, seed=1)
+    many = random_prompts(5, num_tokens=6, num_ids=50, seed=1)
+    assert few == many[:2]
+    assert len({prompt.ids_target for prompt in many}) == 5
+    assert few != random_prompts(2, num_tokens=6, num_ids=50, seed=2)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "llama-3.2-1b", "qwen3-8b"])
+def test_shapes_have_the_published_sizes(name: str) -> None:
+    facts = shape_manifest(ROOT / "docs" / "benchmarks" / "shapes" / f"{name}.json")
+    read = weight_bytes_per_step(facts, torch.bfloat16)
+    expected = {"smollm2-135m": 269e6, "llama-3.2-1b": 2471e6, "qwen3-8b": 15136e6}[name]
+    assert read == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"model_type": "gpt2"}, "SD203"),
+        ({"hidden_size": None}, "SD206"),
+        ({"vocab_size": "many"}, "SD207"),
+        ({"num_hidden_layers": 1.5}, "SD207"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "SD811"),
+    ],
+)
+def test_a_config_that_cannot_be_a_target_is_refused(
+    tmp_path: Path, change: dict[str, Any], code: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SHAPE | change))
+    with pytest.raises(DiagnosticError) as caught:
+        shape_manifest(path)
+    assert caught.value.diagnostics[0].code == code
+    path.write_text("[")
+    with pytest.raises(DiagnosticError) as caught:
+        shape_manifest(path)
+    assert caught.value.diagnostics[0].code == "SD117"
 
 
 def test_reference_differences_show_the_margin(
-    tiny_pair: Path, prompts: Path, report: main.BenchReport, tmp_path: Path
+    tiny_pair: Path, prompts: Path, raw: main.RawBench, tmp_path: Path
 ) -> None:
-    answers = [record.ids for record in report.requests[:4]]
+    answers = [record.ids for record in requests_of(raw)[:4]]
     changed = [list(ids) for ids in answers]
     changed[2][5] = (changed[2][5] + 1) % 90
     path = tmp_path / "reference.json"
     path.write_text(json.dumps({"f32": changed}))
-    found = bench(tiny_pair, prompts=prompts, reference=path).reference
+    found = bench(tiny_pair, prompts=prompts, reference=path, repeats=1).reference
     assert found is not None
     assert (found.equal, found.total) == (3, 4)
     (difference,) = found.differences
@@ -133,7 +378,7 @@ def test_reference_differences_show_the_margin(
     assert difference.found_id == difference.top1_id == answers[2][5]
     assert difference.reference_id == changed[2][5]
     assert difference.margin > 0
-    shorter = bench(tiny_pair, prompts=prompts, reference=path, max_tokens=5).reference
+    shorter = bench(tiny_pair, prompts=prompts, reference=path, max_tokens=5, repeats=1).reference
     assert shorter is not None
     assert shorter.equal == 4
 
@@ -170,7 +415,9 @@ def test_top_two_agrees_with_the_engine(tiny_pair: Path) -> None:
 
 def test_top_two_takes_the_lowest_ids_of_a_tie(tiny_pair: Path) -> None:
     target = LLM.from_manifest(tiny_pair, CPU.to_overrides()).models.target
-    level = replace(target, head_VD=torch.ones_like(target.head_VD))
+    assert target.head is not None
+    ones = replace(target.head, weight_RD=torch.ones_like(target.head_VD))
+    level = replace(target, head=ones)
     assert top_two_after(level, PROMPTS[0], 16) == TopTwo(top1_id=0, top2_id=1, margin=0.0)
 
 
@@ -185,18 +432,15 @@ def test_first_difference(
     assert first_difference(right, left) == position
 
 
-def test_first_divergence_names_prompt_position_and_ids() -> None:
-    base = [(1, 2, 3), (4, 5), (6,)]
-    found = compare_arms([base], [[(1, 2, 3), (4, 9), (6, 7)]])
+def test_first_divergence_names_prompt_position_and_ids(raw: main.RawBench) -> None:
+    base = requests_of(raw)[:3]
+    changed = [
+        msgspec.structs.replace(base[1], ids=[*base[1].ids[:1], 95, 96]),
+        msgspec.structs.replace(base[2], ids=[*base[2].ids, 7]),
+    ]
+    found = compare_runs(base, [[base[0], *changed]])
     assert (found.equal, found.total) == (1, 3)
     first = found.first_divergence
     assert first is not None
-    assert (first.prompt, first.position, first.target_only_id, first.speculative_id) == (
-        1,
-        1,
-        5,
-        9,
-    )
-    longer = compare_arms([[(6,)]], [[(6, 7)]]).first_divergence
-    assert longer is not None
-    assert (longer.target_only_id, longer.speculative_id) == (None, 7)
+    assert (first.prompt, first.turn, first.position) == (base[1].prompt, 1, 1)
+    assert (first.target_only_id, first.speculative_id) == (base[1].ids[1], 95)

@@ -1,0 +1,240 @@
+"""The engines of a benchmark: weights once, an engine for each arm and point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from runtime.bench.raw import ArmName
+from runtime.bench.settings import DRAFT_ROOM, BenchSettings
+from runtime.bench.shape import random_models, shape_manifest
+from runtime.bench.steps import STEP_ROOM
+from runtime.config import (
+    DRAFT_PROPOSERS,
+    Overrides,
+    RuntimeConfig,
+    force_anchor,
+    resolve_config,
+)
+from runtime.engine.costs import CostPlace, cost_path
+from runtime.engine.llm import LLM, build_engine, invariance_problems
+from runtime.engine.text import load_tokenizer
+from runtime.loading import LoadedModels, load_models
+from runtime.spec.oracle import OracleScript
+from specctl.contract.codec import load_manifest, resolve_source
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
+from specctl.contract.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """Weights and facts that all arms share.
+
+    Args:
+        directory: that relative sources of the manifest count from.
+        config: as resolved before loading; arms have other lengths and batches.
+        overrides: as given.
+        tokenizer: None serves ids only.
+        path: of the manifest; of the config with random weights.
+    """
+
+    path: Path
+    manifest: Manifest
+    directory: Path
+    models: LoadedModels
+    config: RuntimeConfig
+    overrides: Overrides
+    tokenizer: Tokenizer | None
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def has_speculation(self) -> bool:
+        """Whether there is a speculative arm."""
+        return self.config.proposer != "none"
+
+
+def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchSettings) -> Loaded:
+    """Load a manifest's models, or make random ones for a config.
+
+    Raises:
+        DiagnosticError: what `load_manifest`, `resolve_config`, `load_models` and
+            `shape_manifest` raise; SD805 and SD832 for settings; SD831 when rows are not invariant.
+    """
+    if settings.shape is not None:
+        facts, directory, forced = shape_manifest(settings.shape), settings.shape.parent, ()
+    else:
+        assert manifest is not None, "a benchmark has a manifest or a shape"
+        facts, forced = force_anchor(load_manifest(manifest), overrides)
+        directory = manifest.parent
+    config = resolve_config(facts, overrides)
+    _check_settings(config, settings)
+    if settings.shape is not None:
+        models = random_models(facts, device=config.device, dtype=config.dtype, seed=settings.seed)
+    else:
+        models = load_models(
+            facts,
+            directory,
+            device=config.device,
+            dtype=config.dtype,
+            with_draft=config.proposer in DRAFT_PROPOSERS,
+        )
+    found = forced + config.diagnostics + models.diagnostics + invariance_problems(models, config)
+    if has_errors(found):
+        raise DiagnosticError(found)
+    has_tokenizer = facts.target.tokenizer_digest is not None
+    return Loaded(
+        path=manifest or settings.shape or directory,
+        manifest=facts,
+        directory=directory,
+        models=models,
+        config=config,
+        overrides=overrides,
+        tokenizer=load_tokenizer(resolve_source(facts.target.source, directory))
+        if has_tokenizer
+        else None,
+        diagnostics=found,
+    )
+
+
+def arm_names(loaded: Loaded, settings: BenchSettings) -> tuple[ArmName, ...]:
+    """Return the arms of a point, target-only first."""
+    names: list[ArmName] = ["target-only"]
+    if loaded.has_speculation:
+        names.append("speculative")
+    return tuple(names)
+
+
+def arm_order(arms: Sequence[ArmName], repeats: int) -> list[ArmName]:
+    """Return the arms in running order: A B, B A, A B, ...; target-only runs twice at least.
+
+    Its second run is what equality rests on: an engine that does not repeat itself proves nothing
+    by an arm that differs, or does not.
+    """
+    order: list[ArmName] = []
+    for repeat in range(repeats):
+        order += arms if repeat % 2 == 0 else reversed(arms)
+    if order.count("target-only") < 2:
+        order.append("target-only")
+    return order
+
+
+def arm_config(loaded: Loaded, arm: ArmName, *, concurrency: int, num_tokens: int) -> RuntimeConfig:
+    """Return the settings of an arm at a point.
+
+    Args:
+        loaded: what all arms share.
+        arm: which one; all but `speculative` have no drafts.
+        concurrency: requests at once.
+        num_tokens: of the longest request, prompt and answer.
+
+    Raises:
+        DiagnosticError: as `resolve_config`.
+    """
+    known = loaded.manifest.target.decoder.max_position_embeddings
+    sized = replace(
+        loaded.overrides,
+        max_num_requests=concurrency,
+        max_model_len=min(num_tokens + max(DRAFT_ROOM, STEP_ROOM), known),
+    )
+    if arm != "speculative":
+        sized = replace(
+            sized,
+            proposer="none",
+            num_speculative_tokens=None,
+            verification=None,
+            length_mode=None,
+            cost_table=None,
+            dynamic_rows=None,
+            dynamic_rank=None,
+        )
+    return resolve_config(loaded.manifest, sized)
+
+
+def make_arm(loaded: Loaded, config: RuntimeConfig, *, script: OracleScript | None = None) -> LLM:
+    """Return an engine over the shared weights, with a KV pool of its own."""
+    costs = CostPlace(
+        path=cost_path(loaded.path, config.cost_table), fingerprint=loaded.manifest.fingerprint
+    )
+    engine = build_engine(
+        models_of(loaded, config), config, tokenizer=loaded.tokenizer, script=script, costs=costs
+    )
+    return LLM(
+        engine=engine,
+        models=loaded.models,
+        manifest=loaded.manifest,
+        tokenizer=loaded.tokenizer,
+        diagnostics=loaded.diagnostics,
+    )
+
+
+def models_of(loaded: Loaded, config: RuntimeConfig) -> LoadedModels:
+    """Return the models that an arm runs: target-only pays for no draft."""
+    if config.proposer in DRAFT_PROPOSERS:
+        return loaded.models
+    return replace(loaded.models, draft=None)
+
+
+def oracle_script(
+    answers: dict[tuple[int, ...], tuple[int, ...]], config: RuntimeConfig, settings: BenchSettings
+) -> OracleScript | None:
+    """Return the script of an oracle: target-only's answers, wrong as often as was asked for.
+
+    Args:
+        answers: prompt ids -> answer ids.
+        config: of the speculative arm.
+        settings: with the accept length to aim at.
+    """
+    if config.proposer != "oracle":
+        return None
+    wanted = settings.accept_length
+    gamma = config.num_speculative_tokens
+    rate = 0.0 if wanted is None else 1.0 - acceptance_for(wanted, gamma)
+    return OracleScript(
+        continuations=answers, corruption_rates=(rate,) if rate else (), seed=settings.seed
+    )
+
+
+def acceptance_for(accept_length: float, num_drafts: int) -> float:
+    """Return p such that 1 + p + p^2 + ... + p^num_drafts is `accept_length`.
+
+    Each draft is right with probability p if all before it are.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(middle**power for power in range(num_drafts + 1)) < accept_length:
+            low = middle
+        else:
+            high = middle
+    return high if high < 1.0 - 1e-9 else 1.0
+
+
+def _check_settings(config: RuntimeConfig, settings: BenchSettings) -> None:
+    wanted = settings.accept_length
+    if wanted is None:
+        return
+    option = "--force-accept-length" if settings.is_forced else "--accept-length"
+    if not settings.is_forced and config.proposer != "oracle":
+        raise DiagnosticError(
+            diagnose(
+                "SD805",
+                where=option,
+                message=f"`accept_length` has no effect: the proposer is `{config.proposer}`",
+                expected="`--proposer oracle`, or `--force-accept-length`",
+                found=config.proposer,
+            )
+        )
+    most = config.num_speculative_tokens + 1
+    if not 1 <= wanted <= most:
+        raise DiagnosticError(
+            diagnose(
+                "SD832",
+                where=option,
+                message=f"a round of {most - 1} drafts commits 1 to {most} tokens",
+                expected=f"1 to {most}",
+                found=wanted,
+            )
+        )

@@ -1,0 +1,278 @@
+"""Times of the steps of a round, apart from a loop around them: the engine's own rounds.
+
+Measured are, with all requests of a point in each: the target's forward and choice for one row a
+request (`decode`) and for every verified row (`verify`), the draft's work (`draft`: proposing, and
+taking the last round's states in), and the whole round (`round`). On CUDA each is a graph, and
+events around its replay give the time; the queue is kept full, so that no launch from the host is
+in it, and the steps follow each other in turn, so that each finds the caches as another left them.
+On a CPU each is a call, timed by the wall clock.
+
+Keys and values are random, so that nothing is timed on zeros; every sample starts from the same
+context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import RoundDraft, RoundRequests, RoundStates
+from runtime.bench.raw import Clock, CopyRecord, StepName, StepRecord
+from runtime.config import RuntimeConfig
+from runtime.engine.llm import make_caches_and_proposer
+from runtime.graphs.round import DeviceRound
+from runtime.graphs.state import RoundShape, RoundState, SlotRow
+from runtime.kv import KVLayer
+from runtime.loading import LoadedModels
+from runtime.models import TargetModel
+from runtime.spec.oracle import OracleScript
+from runtime.spec.types import DeviceProposer
+
+STEP_ROOM = 32
+"""Context beyond the measured one that a round may write to."""
+
+_WARM_UP_ROUNDS = 3
+_COPY_BYTES: Mapping[str, int] = {"cuda": 1 << 30, "cpu": 1 << 26}
+_FILLER_BYTES = 1 << 28  # copied before a sample, so that the queue is full when it starts
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlace:
+    """What the steps of a point are measured at.
+
+    Args:
+        context: tokens of each request.
+        samples: of each step.
+    """
+
+    point: int
+    concurrency: int
+    context: int
+    samples: int
+
+
+class _Recorder:
+    """A draft that remembers the states that it was told of last."""
+
+    def __init__(self, draft: RoundDraft) -> None:
+        self.draft = draft
+        self.states: RoundStates | None = None
+        self.aux_layer_ids = draft.aux_layer_ids
+
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return the draft's own drafts."""
+        return self.draft.draft_round(requests, num_drafts)
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Remember the states and hand them on."""
+        self.states = states
+        self.draft.observe_round(requests, states)
+
+
+class _Bench:
+    """One engine's round with a state of its own, at a fixed context."""
+
+    def __init__(
+        self,
+        models: LoadedModels,
+        config: RuntimeConfig,
+        place: StepPlace,
+        script: OracleScript | None,
+    ) -> None:
+        self.target: TargetModel = models.target
+        self.target_kv: tuple[KVLayer, ...]
+        self.target_kv, proposer = make_caches_and_proposer(models, config, script=script)
+        self.proposer = proposer if isinstance(proposer, DeviceProposer) else None
+        self._place = place
+        self._config = config
+        for layer in self.target_kv:
+            layer.k.normal_()
+            layer.v.normal_()
+        self.state = RoundState(
+            num_slots=place.concurrency,
+            max_batch=place.concurrency,
+            max_drafts=config.num_speculative_tokens,
+            max_length=config.max_model_len,
+            kv_block_size=config.kv_block_size,
+            device=config.device,
+        )
+        self.shape = RoundShape(
+            batch=place.concurrency,
+            num_drafts=config.num_speculative_tokens,
+            context=place.context + STEP_ROOM,
+        )
+
+    def reset(self) -> None:
+        """Put every request back to the measured context."""
+        each = -(-self._config.max_model_len // self._config.kv_block_size)
+        rows = [
+            SlotRow(
+                slot=slot,
+                length=self._place.context,
+                newest_id_target=slot % self.target.num_reachable_ids,
+                blocks=range(1 + slot * each, 1 + (slot + 1) * each),
+            )
+            for slot in range(self._place.concurrency)
+        ]
+        self.state.write_requests(rows)
+        self.state.write_batch(
+            [row.slot for row in rows], [self.shape.num_drafts] * self._place.concurrency
+        )
+
+    def steps(self, forward: StepName) -> dict[StepName, Step]:
+        """Return what is measured; the target's part goes by the name `forward`.
+
+        A round runs first: its states are what the draft takes in each time.
+        """
+        draft = self.proposer
+        assert draft is not None, "only a draft with a device form has rounds"
+        recorder = _Recorder(draft)
+        round_ = DeviceRound(
+            target=self.target, target_kv=self.target_kv, draft=recorder, state=self.state
+        )
+        for _ in range(_WARM_UP_ROUNDS):
+            self.reset()
+            round_.run(self.shape)
+        states = recorder.states
+        assert states is not None, "a round tells the draft of its states"
+
+        def run_target() -> torch.Tensor:
+            output = self.target.forward(states.batch, self.target_kv, draft.aux_layer_ids)
+            return self.target.greedy_ids(output.hidden_ND)
+
+        def run_draft() -> None:
+            requests = self.state.requests(self.shape)
+            draft.draft_round(requests, self.shape.num_drafts)
+            draft.observe_round(requests, states)
+
+        found: dict[StepName, Step] = {forward: run_target}
+        if self.shape.num_drafts:
+            found["draft"] = run_draft
+            found["round"] = lambda: round_.run(self.shape)
+        return found
+
+
+@torch.inference_mode()
+def measure_steps(
+    models: LoadedModels,
+    config: RuntimeConfig,
+    place: StepPlace,
+    *,
+    script: OracleScript | None = None,
+    name: StepName | None = None,
+) -> list[StepRecord]:
+    """Measure one engine's steps.
+
+    Args:
+        models: with the draft if the proposer runs one.
+        config: `max_model_len` is the context + STEP_ROOM at least, with blocks for all requests.
+        place: at what.
+        script: of the oracle.
+        name: of the target's part; None: `verify`, `decode` without drafts.
+
+    Returns:
+        One record a step; none where the proposer has no form that runs on the device.
+    """
+    bench = _Bench(models, config, place, script)
+    if bench.proposer is None:
+        return []
+    gamma = config.num_speculative_tokens
+    steps = bench.steps(name or ("verify" if gamma else "decode"))
+    sampled = _sample(steps, bench.reset, place.samples, config.device)
+    return [
+        StepRecord(
+            point=place.point,
+            step=step,
+            width=gamma if step == "draft" else gamma + 1,
+            clock=_clock(config.device),
+            samples_s=samples,
+        )
+        for step, samples in sampled.items()
+    ]
+
+
+@torch.inference_mode()
+def measure_copy(device: torch.device, samples: int) -> CopyRecord:
+    """Measure a copy from device memory to device memory."""
+    source = torch.empty(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    source.random_()
+    sink = torch.empty_like(source)
+    step: StepName = "round"  # any: one step is measured
+    times = _sample({step: lambda: sink.copy_(source)}, lambda: None, samples, device)
+    return CopyRecord(num_bytes=2 * source.numel(), clock=_clock(device), samples_s=times[step])
+
+
+def _clock(device: torch.device) -> Clock:
+    return "cuda-events" if device.type == "cuda" else "wall"
+
+
+def _sample(
+    steps: Mapping[StepName, Step],
+    reset: Callable[[], None],
+    samples: int,
+    device: torch.device,
+) -> dict[StepName, list[float]]:
+    if device.type == "cuda":
+        return _sample_graphs(steps, reset, samples, device)
+    times: dict[StepName, list[float]] = {name: [] for name in steps}
+    for count in range(samples + 1):
+        reset()
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if count:  # the first pass warms caches up
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _sample_graphs(
+    steps: Mapping[StepName, Step],
+    reset: Callable[[], None],
+    samples: int,
+    device: torch.device,
+) -> dict[StepName, list[float]]:
+    """Capture every step and time its replays with events, without a wait between them."""
+    graphs = {name: _captured(step, reset, device) for name, step in steps.items()}
+    filler = torch.empty(_FILLER_BYTES, dtype=torch.uint8, device=device)
+    marks: list[list[torch.cuda.Event]] = []
+    for _ in range(samples + 1):
+        reset()
+        for _ in range(4):
+            filler.copy_(filler.flip(0))
+        row = [_event() for _ in range(len(graphs) + 1)]
+        row[0].record()
+        for graph, mark in zip(graphs.values(), row[1:], strict=True):
+            graph.replay()
+            mark.record()
+        marks.append(row)
+        torch.cuda.synchronize(device)
+    return {
+        name: [row[index].elapsed_time(row[index + 1]) / 1e3 for row in marks[1:]]
+        for index, name in enumerate(graphs)
+    }
+
+
+def _captured(step: Step, reset: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(stream):
+        reset()
+        step()
+        stream.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            step()
+        finally:
+            graph.capture_end()
+    torch.cuda.synchronize(device)
+    return graph
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
