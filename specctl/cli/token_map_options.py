@@ -72,6 +72,16 @@ Acceptance = Annotated[
         "--acceptance", metavar="P", min=0, max=1, help="Cost model: acceptance with a full head."
     ),
 ]
+LostRatio = Annotated[
+    float | None,
+    typer.Option(
+        "--lost-ratio",
+        metavar="R",
+        min=0,
+        max=1,
+        help="Cost model: acceptance at tokens the map loses, over that at all; 1 is the bound.",
+    ),
+]
 Gamma = Annotated[
     int | None,
     typer.Option(
@@ -97,6 +107,7 @@ def cut_options(
     outputs: list[str] | None,
     manifest: Path | None,
     acceptance: float | None,
+    lost_ratio: float | None,
     gamma: int | None,
     bandwidth: float | None,
     output: str = OUTPUT,
@@ -129,6 +140,7 @@ def cut_options(
         cost=CostOptions(
             manifest=manifest,
             acceptance=acceptance,
+            lost_ratio=lost_ratio,
             num_speculative_tokens=gamma,
             bandwidth=None if bandwidth is None else bandwidth * 1e9,
         ),

@@ -171,6 +171,7 @@ def cost_rows(cost: CostFacts) -> Sequence[tuple[str, str, str]]:
         ("drafts in a round", str(cost.num_speculative_tokens), origins["num_speculative_tokens"]),
         ("draft", kind, origins["is_block"]),
         ("acceptance, full head", f"{cost.acceptance:.3f}", origins["acceptance"]),
+        ("lost ratio", f"{cost.lost_ratio:g}", origins["lost_ratio"]),
         ("head row", bytes_text(cost.head_row_bytes), origins["head_row_bytes"]),
         ("rest of a draft pass", bytes_text(cost.draft_bytes), origins["draft_bytes"]),
         ("target, a verification", bytes_text(cost.target_bytes), origins["target_bytes"]),

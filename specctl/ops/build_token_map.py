@@ -21,7 +21,14 @@ from specctl.tokenmap.counting import (
     TokenizersCounter,
     load_tokenizer,
 )
-from specctl.tokenmap.counts import CountArtefact, CountFacts, CountTable, domain_counts
+from specctl.tokenmap.counts import (
+    CountArtefact,
+    CountFacts,
+    CountTable,
+    domain_counts,
+    read_counts,
+    write_counts,
+)
 from specctl.tokenmap.documents import Advance, Corpus, find_corpus
 from specctl.tokenmap.split import (
     HELD_OUT_EVERY,
@@ -42,6 +49,7 @@ def build_token_map(
     options: CutOptions,
     fields: Sequence[str] = (),
     roles: Sequence[str] = (),
+    counts: Path | None = None,
     progress: Progress | None = None,
     make_counter: Callable[[LoadedTokenizer], Counter] = TokenizersCounter,
 ) -> TokenMapReport:
@@ -54,6 +62,8 @@ def build_token_map(
         options: what to cut from the counts.
         fields: keys of jsonl lines to join.
         roles: chat roles that count; empty: all.
+        counts: file that the counts are kept in; one that is there is used when it was made from
+            the same texts, tokenizer and options, and refused otherwise.
         progress: called while counting.
         make_counter: the counter to use; another one may be faster, never different.
 
@@ -64,14 +74,68 @@ def build_token_map(
     texts = find_corpus(corpus, fields=fields, roles=roles)
     loaded = load_tokenizer(find_tokenizer(tokenizer))
     plan = survey(texts, _tally(progress, "reading", texts.num_bytes))
-    counted, held_out = _count_both(texts, plan, make_counter(loaded), progress)
-    artefact = _artefact(plan, loaded, counted, held_out)
+    artefact = None if counts is None else _kept_counts(counts, plan, loaded, fields, roles)
+    if artefact is None:
+        counted, held_out = _count_both(texts, plan, make_counter(loaded), progress)
+        artefact = _artefact(plan, loaded, counted, held_out, fields, roles)
+        if counts is not None:
+            write_counts(counts, artefact)
     where = str(texts.files[0])
     return cut_token_map(artefact, loaded, options, found=_replaced(plan), where=where)
 
 
+def _kept_counts(
+    path: Path,
+    plan: Survey,
+    loaded: LoadedTokenizer,
+    fields: Sequence[str],
+    roles: Sequence[str],
+) -> CountArtefact | None:
+    """Return the counts of a file that is there, None when none is.
+
+    Raises:
+        DiagnosticError: SD433 when they belong to something else, SD432 when they are damaged.
+    """
+    if not path.exists():
+        return None
+    artefact = read_counts(path)
+    facts = artefact.facts
+    wanted = {
+        "corpus": plan.corpus_digest,
+        "tokenizer": loaded.digest,
+        **{f"option {name}": text for name, text in _options(fields, roles).items()},
+    }
+    found = {
+        "corpus": facts.corpus_digest,
+        "tokenizer": facts.tokenizer_digest,
+        **{f"option {name}": text for name, text in facts.options.items()},
+    }
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
+            raise DiagnosticError(
+                diagnose(
+                    "SD433",
+                    where=str(path),
+                    message=f"the counts were made with another {name}",
+                    expected=wanted.get(name, "nothing"),
+                    found=found.get(name, "nothing"),
+                )
+            )
+    return artefact
+
+
+def _options(fields: Sequence[str], roles: Sequence[str]) -> dict[str, str]:
+    given = {"fields": ",".join(fields), "roles": ",".join(roles)}
+    return {name: text for name, text in given.items() if text}
+
+
 def _artefact(
-    plan: Survey, loaded: LoadedTokenizer, counted: Counts, held_out: Counts
+    plan: Survey,
+    loaded: LoadedTokenizer,
+    counted: Counts,
+    held_out: Counts,
+    fields: Sequence[str],
+    roles: Sequence[str],
 ) -> CountArtefact:
     def table(counts: Counts, num_bytes: int) -> CountTable:
         row = domain_counts(
@@ -90,6 +154,7 @@ def _artefact(
             method="batch",
             method_reason="every document was encoded whole",
             held_out=f"one document in {HELD_OUT_EVERY}, by its content",
+            options=_options(fields, roles),
         ),
         counted=table(counted, plan.num_text_bytes),
         held_out=table(held_out, 0) if plan.has_held_out else CountTable(domains=()),

@@ -24,6 +24,7 @@ from specctl.tokenmap.outputs import MeasuredDrafts
 ASSUMED = "assumed"
 BANDWIDTH = 4.3e12
 ACCEPTANCE = 0.7
+LOST_RATIO = 1.0
 NUM_DRAFTS = 3
 LAYER_OVERHEAD_S = 10e-6
 _HIDDEN, _LAYERS = 4096, 32
@@ -37,12 +38,14 @@ class CostOptions:
     Args:
         manifest: manifest file of the draft that will use the map.
         acceptance: probability of acceptance at a position that is reached, 0..1.
+        lost_ratio: acceptance at tokens that the map loses, over that at all tokens, 0..1.
         num_speculative_tokens: drafts of a round.
         bandwidth: bytes for each second.
     """
 
     manifest: Path | None = None
     acceptance: float | None = None
+    lost_ratio: float | None = None
     num_speculative_tokens: int | None = None
     bandwidth: float | None = None
 
@@ -95,11 +98,14 @@ def _with_given(facts: CostFacts, options: CostOptions) -> CostFacts:
     origins = dict(facts.origins)
     if options.acceptance is not None:
         origins["acceptance"] = "--acceptance"
+    if options.lost_ratio is not None:
+        origins["lost_ratio"] = "--lost-ratio"
     if options.bandwidth is not None:
         origins["bandwidth"] = "--bandwidth"
     return replace(
         facts,
         acceptance=facts.acceptance if options.acceptance is None else options.acceptance,
+        lost_ratio=facts.lost_ratio if options.lost_ratio is None else options.lost_ratio,
         bandwidth=facts.bandwidth if options.bandwidth is None else options.bandwidth,
         origins=origins,
     )
@@ -127,6 +133,7 @@ def _from_config(directory: Path, target_vocab_size: int) -> CostFacts:
         "num_speculative_tokens": ASSUMED,
         "is_block": f"{ASSUMED}: a chain, one pass for each draft",
         "acceptance": ASSUMED,
+        "lost_ratio": f"{ASSUMED}: the bound; below 1 where rare tokens are drafted worse",
         "bandwidth": f"{ASSUMED}: what one H200 copies",
         "layer_overhead_s": ASSUMED,
     }
@@ -140,6 +147,7 @@ def _from_config(directory: Path, target_vocab_size: int) -> CostFacts:
         num_speculative_tokens=NUM_DRAFTS,
         is_block=False,
         acceptance=ACCEPTANCE,
+        lost_ratio=LOST_RATIO,
         bandwidth=BANDWIDTH,
         layer_overhead_s=LAYER_OVERHEAD_S,
         origins=origins,

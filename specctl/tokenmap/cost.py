@@ -2,8 +2,11 @@
 
 Model, in words as the report prints it: a round reads the draft once for each of its passes (the
 head's rows of the map, and the rest) and the target once; each byte costs 1 / bandwidth, and each
-layer a fixed time. A draft is accepted at a position with probability acceptance * coverage, each
-position like the others, so a round commits 1 + sum of its powers. Speed is tokens for each second.
+layer a fixed time. A draft is accepted at a position with probability
+acceptance * (1 - lost ratio * (1 - coverage)), each position like the others, so a round commits
+1 + sum of its powers. The lost ratio says how often a full head is accepted at the tokens that the
+map loses, against all tokens: 1 is the bound that holds when nothing is known; rare tokens are
+drafted worse. Speed is tokens for each second.
 Exactness: none; this is an estimate and every number in it is printed with where it came from.
 """
 
@@ -16,8 +19,9 @@ from typing import Literal
 NEAR_BEST = 0.995
 MODEL = (
     "tokens of a round / seconds of a round; tokens = 1 + sum over i = 1..drafts of "
-    "(acceptance * coverage)^i; seconds = (passes * (head rows * row bytes + other draft bytes) + "
-    "target bytes) / bandwidth + layers run * layer overhead"
+    "(acceptance * (1 - lost ratio * (1 - coverage)))^i; seconds = (passes * "
+    "(head rows * row bytes + other draft bytes) + target bytes) / bandwidth "
+    "+ layers run * layer overhead"
 )
 
 Fact = Literal[
@@ -29,6 +33,7 @@ Fact = Literal[
     "num_speculative_tokens",
     "is_block",
     "acceptance",
+    "lost_ratio",
     "bandwidth",
     "layer_overhead_s",
 ]
@@ -48,6 +53,7 @@ class CostFacts:
         num_speculative_tokens: drafts of a round.
         is_block: one forward of the draft makes all drafts of a round; false: one for each.
         acceptance: probability that a draft is accepted at a position that is reached, full head.
+        lost_ratio: acceptance at tokens outside the map, full head, over that at all tokens.
         bandwidth: bytes for each second.
         layer_overhead_s: time of a layer that does not depend on bytes.
         origins: fact -> where its number came from.
@@ -62,6 +68,7 @@ class CostFacts:
     num_speculative_tokens: int
     is_block: bool
     acceptance: float
+    lost_ratio: float
     bandwidth: float
     layer_overhead_s: float
     origins: Mapping[Fact, str]
@@ -120,7 +127,8 @@ def estimate(facts: CostFacts, size: int, coverage: float) -> SizeEstimate:
     """Return what the model says about a map of `size` ids with this coverage, 0..1."""
     full_s = _round_s(facts, facts.target_vocab_size)
     full = (1 + accepted_drafts(facts.acceptance, facts.num_speculative_tokens)) / full_s
-    accepted = accepted_drafts(facts.acceptance * coverage, facts.num_speculative_tokens)
+    kept = 1 - facts.lost_ratio * (1 - coverage)
+    accepted = accepted_drafts(facts.acceptance * kept, facts.num_speculative_tokens)
     round_s = _round_s(facts, size)
     return SizeEstimate(
         size=size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from specctl.cli.token_map_options import (
     DivisibleBy,
     Gamma,
     Keep,
+    LostRatio,
     ManifestFile,
     MaxLoss,
     OutputDirectory,
@@ -49,11 +51,18 @@ def build_token_map(
         list[str] | None,
         typer.Option(metavar="NAME", help="Count chat messages of this role only; repeatable."),
     ] = None,
+    counts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep the counts in a file; used again for the same corpus."
+        ),
+    ] = None,
     weight: Weight = None,
     keep: Keep = None,
     outputs: Outputs = None,
     manifest: ManifestFile = None,
     acceptance: Acceptance = None,
+    lost_ratio: LostRatio = None,
     gamma: Gamma = None,
     bandwidth: Bandwidth = None,
     output_directory: OutputDirectory = OUTPUT,
@@ -73,6 +82,7 @@ def build_token_map(
         outputs=outputs,
         manifest=manifest,
         acceptance=acceptance,
+        lost_ratio=lost_ratio,
         gamma=gamma,
         bandwidth=bandwidth,
         output=output_directory,
@@ -85,6 +95,7 @@ def build_token_map(
                 options=options,
                 fields=field or (),
                 roles=role or (),
+                counts=counts,
                 progress=_percent(step),
             )
         answer_report(report, options.output, is_json=json)

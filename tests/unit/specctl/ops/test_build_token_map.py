@@ -184,3 +184,22 @@ def test_command_refuses_a_loss_outside_its_range(
     assert "below 1" in capsys.readouterr().err
     assert run([*arguments, "--max-loss", "0.5"]) == 0
     assert "by the max loss" in capsys.readouterr().out
+
+
+def test_counts_are_kept_and_used_again_for_the_same_corpus_only(
+    place: Path, target_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["build-token-map", "corpus", "--tokenizer", str(target_dir), "--size", "64"]
+    assert run([*arguments, "--counts", "c.st", "-o", "a"]) == 0
+    before = (place / "c.st").read_bytes()
+    assert run([*arguments, "--counts", "c.st", "-o", "b"]) == 0
+    assert run(["cut-token-map", "c.st", "--tokenizer", str(target_dir), "--size", "64"]) == 0
+    maps = [(place / name / "token_map.json").read_bytes() for name in ("a", "b", "token-map")]
+    assert len(set(maps)) == 1
+    capsys.readouterr()
+    (place / "corpus" / "new.txt").write_text("more text")
+    assert run([*arguments, "--counts", "c.st", "-o", "d"]) == 1
+    assert "SD433" in capsys.readouterr().err
+    assert run([*arguments, "--counts", "c.st", "--role", "user", "-o", "d"]) == 1
+    assert not (place / "d").exists()
+    assert (place / "c.st").read_bytes() == before
