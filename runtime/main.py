@@ -61,6 +61,7 @@ class EngineOptions:
     verification: str | None = None
     dynamic_rows: int | None = None
     dynamic_rank: int | None = None
+    force_anchor_layout: str | None = None
 
     def to_overrides(self) -> Overrides:
         """Return them as the runtime takes them."""
@@ -82,6 +83,7 @@ class EngineOptions:
             verification=self.verification,
             dynamic_rows=self.dynamic_rows,
             dynamic_rank=self.dynamic_rank,
+            force_anchor_layout=self.force_anchor_layout,
         )
 
 
