@@ -98,7 +98,7 @@ COMMANDS: tuple[Command, ...] = (
         summary="Cut reduced vocabularies of any size from counts",
         examples=(
             "specctl cut-token-map counts.safetensors --tokenizer path/to/target --size 32k",
-            "specctl cut-token-map counts.safetensors --outputs bench.json --manifest m.yaml",
+            "specctl cut-token-map counts.safetensors --outputs bench/ --manifest m.yaml",
             "specctl cut-token-map freq_32768.pt --tokenizer path/to/target --size 16k -o map/",
         ),
     ),

@@ -59,7 +59,7 @@ Outputs = Annotated[
     typer.Option(
         "--outputs",
         metavar="FILE",
-        help="What the target wrote: bench --json, jsonl of ids or texts, JSON#KEY; repeatable.",
+        help="What the target wrote: bench -o directory, jsonl of ids or texts, JSON#KEY; again.",
     ),
 ]
 ManifestFile = Annotated[

@@ -18,8 +18,8 @@ from specctl.contract.codec import load_manifest
 from specctl.contract.file_names import CONFIG
 from specctl.contract.findings import Findings
 from specctl.contract.manifest import BLOCK_DRAFTS, PARALLEL_DRAFTS, Draft, Manifest
+from specctl.tokenmap.bench_outputs import MeasuredDrafts
 from specctl.tokenmap.cost import CostFacts, Fact
-from specctl.tokenmap.outputs import MeasuredDrafts
 
 ASSUMED = "assumed"
 BANDWIDTH = 4.3e12
@@ -82,8 +82,8 @@ def cost_facts(
     if options.manifest is not None:
         facts = _from_manifest(facts, load_manifest(options.manifest), options.manifest.name)
     if measured is not None:
-        origin = f"bench report, accept length {measured.accept_length:.3f}"
-        facts = _set_drafts(facts, measured.num_speculative_tokens, "bench report")
+        origin = f"benchmark, accept length {measured.accept_length:.3f}"
+        facts = _set_drafts(facts, measured.num_speculative_tokens, "benchmark")
         facts = replace(
             facts,
             acceptance=measured.acceptance,

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from specctl.ops.token_map_ranks import RANKS
+from specctl.tokenmap.bench_outputs import MeasuredDrafts
 from specctl.tokenmap.counting import LoadedTokenizer
 from specctl.tokenmap.counts import CountArtefact, DomainCounts
 from specctl.tokenmap.coverage import Slice
-from specctl.tokenmap.outputs import MeasuredDrafts, Outputs, read_outputs
+from specctl.tokenmap.outputs import Outputs, read_outputs
 from specctl.tokenmap.selection import weighted_counts
 from specctl.tokenmap.sizes import integer_weights
 

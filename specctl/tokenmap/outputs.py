@@ -1,6 +1,6 @@
 """Read what a target itself wrote, the text whose coverage decides how many drafts a map loses.
 
-Forms, decided by content: the JSON of `specctl bench --json` (the answers of one arm, each prompt
+Forms, decided by content: what `specctl bench --output` writes (the answers of one arm, each prompt
 once, and the measured acceptance); jsonl whose lines hold token ids or text under the usual names,
 chat messages (the assistant's) or an OpenAI response; a JSON list of lists of ids, also as one key
 of an object (`file.json#key`).
@@ -18,13 +18,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
-from specctl.tokenmap.cost import accepted_drafts
+from specctl.tokenmap.bench_outputs import (
+    MeasuredDrafts,
+    answers_once,
+    is_record,
+    measured_drafts,
+)
 
 _ID_KEYS = ("ids", "token_ids", "output_ids", "output_token_ids", "completion_ids", "tokens")
 _TEXT_KEYS = ("output", "response", "completion", "generated_text", "answer", "text", "content")
 _LIST_KEYS = ("messages", "conversations")
 _DOMAIN_KEYS = ("domain", "category", "class")
 _ASSISTANT = ("assistant", "gpt", "model")
+RECORDS_FILE = "records.jsonl"
 _MAX_BYTES = 4 << 30
 _BATCH = 256
 
@@ -38,21 +44,6 @@ class Encode(Protocol):
     def __call__(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
         """Return the target ids of each text."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredDrafts:
-    """What a bench report says about its draft.
-
-    Args:
-        num_speculative_tokens: drafts of a round.
-        acceptance: at every position alike, the one that gives the measured accept length.
-        accept_length: as reported.
-    """
-
-    num_speculative_tokens: int
-    acceptance: float
-    accept_length: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +90,15 @@ class _Part:
             else:
                 self.num_outside += 1
 
+    def take(self, answer: Answer, encode: Encode) -> None:
+        self.num_answers += 1
+        if not isinstance(answer, str):
+            self.add(answer)
+            return
+        self.texts.append(answer)
+        if len(self.texts) >= _BATCH:
+            self.flush(encode)
+
     def flush(self, encode: Encode) -> None:
         for ids in encode(self.texts):
             self.add(ids)
@@ -109,7 +109,7 @@ def read_outputs(paths: Iterable[Path | str], *, tokenizer_size: int, encode: En
     """Count the tokens of outputs.
 
     Args:
-        paths: files, each with an optional `#key` of a JSON object.
+        paths: files, each with an optional `#key` of a JSON object; or directories of a benchmark.
         tokenizer_size: ids below it are counted one by one.
         encode: of the target's tokenizer, for answers that are texts.
 
@@ -120,19 +120,14 @@ def read_outputs(paths: Iterable[Path | str], *, tokenizer_size: int, encode: En
     measured: MeasuredDrafts | None = None
     for path in paths:
         num_before = sum(part.num_answers for part in parts.values())
-        file, document, key = _open(str(path))
-        report = document if isinstance(document, dict) else None
-        measured = measured or (None if report is None else _measured(report))
-        for domain, answer in _answers(file, document, key):
-            name = domain or file.name
-            part = parts.setdefault(name, _Part(per_id=array("Q", bytes(8 * tokenizer_size))))
-            part.num_answers += 1
-            if isinstance(answer, str):
-                part.texts.append(answer)
-                if len(part.texts) >= _BATCH:
-                    part.flush(encode)
-            else:
-                part.add(answer)
+        file, items, found = _open(str(path))
+        measured = measured or found
+        for where, item in items:
+            domain, answer = _answer(item, where)
+            part = parts.setdefault(
+                domain or file.name, _Part(per_id=array("Q", bytes(8 * tokenizer_size)))
+            )
+            part.take(answer, encode)
         if sum(part.num_answers for part in parts.values()) == num_before:
             raise DiagnosticError(
                 diagnose("SD422", where=str(path), message="the file holds no answer of a target")
@@ -152,21 +147,42 @@ def read_outputs(paths: Iterable[Path | str], *, tokenizer_size: int, encode: En
     return Outputs(parts=tuple(counted), measured=measured)
 
 
-def _open(source: str) -> tuple[Path, Any, str | None]:
-    """Return the file, its JSON document (None: it is jsonl) and the key after `#`."""
+def _open(source: str) -> tuple[Path, Iterator[tuple[str, Any]], MeasuredDrafts | None]:
+    """Return the file, place and value of each answer in it, and the acceptance it measured."""
     name, mark, key = source.rpartition("#")
-    file = Path(source if not mark or Path(source).exists() else name)
+    is_key = bool(mark) and not Path(source).exists()
+    file = Path(name if is_key else source)
+    file = file / RECORDS_FILE if file.is_dir() else file
     try:
         size = file.stat().st_size
         if size > _MAX_BYTES:
             raise _unreadable(str(file), f"{size} bytes, more than {_MAX_BYTES}")
         if file.suffix == ".jsonl":
-            return file, None, None
-        return file, json.loads(file.read_bytes()), key if file.name != Path(source).name else None
+            return _open_lines(file)
+        document = json.loads(file.read_bytes())
     except OSError as error:
         raise _unreadable(str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise _unreadable(str(file), f"not JSON: {str(error)[:100]}") from error
+    if is_key:
+        document = document.get(key) if isinstance(document, dict) else None
+    requests = document.get("requests") if isinstance(document, dict) else None
+    if isinstance(requests, list):
+        once = ((f"{file}#/requests/{n}", record) for n, record in answers_once(requests))
+        return file, once, measured_drafts(requests)
+    items = document if isinstance(document, list) else [document]
+    return file, ((f"{file}#/{n}", item) for n, item in enumerate(items)), None
+
+
+def _open_lines(file: Path) -> tuple[Path, Iterator[tuple[str, Any]], MeasuredDrafts | None]:
+    """Return the same for jsonl; records of a benchmark are read whole, other lines one by one."""
+    lines = _lines(file)
+    first = next(lines, None)
+    if first is None or not is_record(first[1]):
+        return file, _lines(file), None
+    records = [first[1], *(item for _, item in lines)]
+    once = ((f"{file}#{n + 1}", record) for n, record in answers_once(records))
+    return file, once, measured_drafts(records)
 
 
 def _unreadable(where: str, message: str) -> DiagnosticError:
@@ -175,51 +191,23 @@ def _unreadable(where: str, message: str) -> DiagnosticError:
             "SD423",
             where=where,
             message=message,
-            help="Give the JSON of `specctl bench --json`, or jsonl with `ids` or `text` on each "
-            "line",
+            help="Give a directory of `specctl bench --output`, or jsonl with `ids` or `text` on "
+            "each line",
         )
     )
 
 
-def _answers(file: Path, document: Any, key: str | None) -> Iterator[tuple[str | None, Answer]]:
-    """Yield the domain that is named and the answer, for everything in a file."""
-    if file.suffix == ".jsonl":
-        yield from _lines(file)
-        return
-    if key:
-        document = document.get(key) if isinstance(document, dict) else None
-    if isinstance(document, dict) and isinstance(document.get("requests"), list):
-        yield from _bench_answers(file, document["requests"])
-        return
-    items = document if isinstance(document, list) else [document]
-    for number, item in enumerate(items):
-        yield _answer(item, f"{file}#/{number}")
-
-
-def _lines(file: Path) -> Iterator[tuple[str | None, Answer]]:
+def _lines(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield place and value of each line."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
             where = f"{file}#{number}"
             try:
-                item = json.loads(line)
+                yield where, json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise _unreadable(where, f"not JSON: {str(error)[:100]}") from error
-            yield _answer(item, where)
-
-
-def _bench_answers(file: Path, records: Sequence[Any]) -> Iterator[tuple[str | None, Answer]]:
-    """Yield each prompt's answer once: the first run of the first arm that the report has."""
-    table = [record for record in records if isinstance(record, dict)]
-    arms = [record.get("arm") for record in table]
-    arm = "target-only" if "target-only" in arms else next(iter(arms), None)
-    seen: set[Any] = set()
-    for number, record in enumerate(table):
-        if record.get("arm") != arm or record.get("prompt") in seen:
-            continue
-        seen.add(record.get("prompt"))
-        yield None, _answer(record, f"{file}#/requests/{number}")[1]
 
 
 def _answer(item: Any, where: str) -> tuple[str | None, Answer]:
@@ -260,23 +248,3 @@ def _assistant_texts(messages: Sequence[Any]) -> Iterator[str]:
         text = message.get("content", message.get("value"))
         if role in _ASSISTANT and isinstance(text, str):
             yield text
-
-
-def _measured(report: Mapping[str, Any]) -> MeasuredDrafts | None:
-    """Return the acceptance that a bench report measured."""
-    length, arms = report.get("accept_length"), report.get("arms")
-    if not isinstance(length, (int, float)) or not isinstance(arms, list):
-        return None
-    counts = [arm.get("num_speculative_tokens") for arm in arms if isinstance(arm, dict)]
-    number = max((count for count in counts if type(count) is int), default=0)
-    if number < 1 or not 1 <= length <= number + 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(60):  # accepted_drafts rises with acceptance
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if accepted_drafts(middle, number) < length - 1 else (low, middle)
-        )
-    return MeasuredDrafts(
-        num_speculative_tokens=number, acceptance=low, accept_length=float(length)
-    )

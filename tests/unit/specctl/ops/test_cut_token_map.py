@@ -96,24 +96,24 @@ def test_unseen_ids_fill_the_rest_lowest_first_and_are_counted(
 def test_the_targets_own_outputs_decide(
     tmp_path: Path, tokenizer: LoadedTokenizer, counts: CountArtefact
 ) -> None:
-    bench = {
-        "accept_length": 1.7,
-        "arms": [{"num_speculative_tokens": 0}, {"num_speculative_tokens": 2}],
-        "requests": [
-            {"arm": "speculative", "run": 0, "prompt": 0, "ids": [5, 5, 5]},
-            {"arm": "target-only", "run": 0, "prompt": 0, "ids": [0, 1, 2, 5]},
-            {"arm": "target-only", "run": 1, "prompt": 0, "ids": [0, 1, 2, 5]},
-        ],
-    }
-    (tmp_path / "bench.json").write_text(json.dumps(bench))
-    outputs = (str(tmp_path / "bench.json"),)
+    counted = {"rounds": 10, "proposed_drafts": 20, "accepted_drafts": 7}
+    place = {"kind": "request", "point": 0, "prompt": 0, "turn": 1}
+    records = [
+        {"kind": "run", "point": 0, "arm": "speculative"},
+        {**place, "arm": "speculative", "run": 0, "ids": [5, 5, 5], **counted},
+        {**place, "arm": "target-only", "run": 0, "ids": [0, 1, 2, 5]},
+        {**place, "arm": "target-only", "run": 1, "ids": [0, 1, 2, 5]},
+        {"kind": "copy", "bytes": 1},
+    ]
+    (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+    outputs = (str(tmp_path),)
     report = cut_token_map(counts, tokenizer, options(tmp_path, outputs=outputs, sizes=(16,)))
     assert report.measured_on == "the target's own outputs"
     assert report.maps[0].coverage == 0.75  # 0, 1, 2 are forced, 5 does not occur
     assert report.cost.num_speculative_tokens == 2
     p = report.cost.acceptance
     assert p + p * p == pytest.approx(0.7)
-    assert report.cost.origins["acceptance"] == "bench report, accept length 1.700"
+    assert report.cost.origins["acceptance"] == "benchmark, accept length 1.700"
     assert [s.name for s in report.slices] == ["all", "code", "prose", "outputs"]
 
 

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from runtime.bench.raw import RECORDS_FILE, RequestRecord
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.tokenmap.cost import accepted_drafts
 from specctl.tokenmap.outputs import Outputs, read_outputs
@@ -74,18 +76,16 @@ def test_domains_and_ids_that_the_tokenizer_does_not_have(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [1, 3, 7])
 def test_a_bench_report_says_what_its_draft_reaches(tmp_path: Path, number: int) -> None:
-    length = 1 + accepted_drafts(0.6, number)
-    report = {
-        "accept_length": length,
-        "arms": [{"num_speculative_tokens": number}],
-        "requests": [{"arm": "speculative", "run": 0, "prompt": 4, "ids": [3]}],
-    }
+    accepted = round(accepted_drafts(0.6, number) * 10**6)
+    drafted = {"rounds": 10**6, "proposed_drafts": number * 10**6, "accepted_drafts": accepted}
+    report = {"requests": [{"arm": "speculative", "run": 0, "prompt": 4, "ids": [3], **drafted}]}
     path = tmp_path / "b.json"
     path.write_text(json.dumps(report))
     measured = read(path).measured
     assert measured is not None
-    assert (measured.num_speculative_tokens, measured.accept_length) == (number, length)
-    assert measured.acceptance == pytest.approx(0.6)
+    assert measured.num_speculative_tokens == number
+    assert measured.accept_length == 1 + accepted / 10**6
+    assert measured.acceptance == pytest.approx(0.6, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -111,3 +111,33 @@ def test_what_is_no_answer_is_an_error(
     assert (found.code, found.where) == (code, f"{path}{place}")
     with pytest.raises(DiagnosticError):
         read(tmp_path / "absent.json")
+
+
+def test_the_records_that_a_benchmark_writes_are_read(tmp_path: Path) -> None:
+    """The keys are those of the runtime's own record type."""
+    record = RequestRecord(
+        point=0,
+        arm="speculative",
+        run=0,
+        prompt=0,
+        turn=1,
+        name="first",
+        prompt_tokens=3,
+        cached_tokens=0,
+        ids=[1, 2, 2],
+        finish_reason="length",
+        rounds=2,
+        proposed_drafts=6,
+        accepted_drafts=1,
+        submitted_s=0.0,
+        arrivals=[(0.5, 3)],
+    )
+    again = msgspec.structs.replace(record, run=1)
+    second = msgspec.structs.replace(record, turn=2, ids=[4])
+    lines = [msgspec.json.encode(item) for item in (record, again, second)]
+    (tmp_path / RECORDS_FILE).write_bytes(b"\n".join(lines))
+    outputs = read(tmp_path)
+    assert counts(outputs) == {RECORDS_FILE: {1: 1, 2: 2, 4: 1}}
+    assert outputs.measured is not None
+    assert outputs.measured.num_speculative_tokens == 3
+    assert outputs.measured.accept_length == 1.5
