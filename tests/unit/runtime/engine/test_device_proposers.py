@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.config import RuntimeConfig
 from runtime.engine.request import RequestInput
+from runtime.graphs.round import DeviceRound
+from runtime.graphs.state import RoundShape
 from runtime.spec.types import DeviceProposer
 from tests.engine_harness import World, prompt_of
-from tests.fake_graph import make_llm
+from tests.fake_graph import FakeGraph, make_llm
 from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_last_state import last_state_world
 from tests.tiny_parallel import parallel_world
@@ -43,7 +46,23 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return last_state_world(folder, kind, num_layers=4 if layers else 1)
 
 
-def test_drafts_on_the_device_are_the_eager_ones(world: World) -> None:
+class PackedGraph(FakeGraph):
+    """Runs every round packed: each request's own drafts + 1, then two rows of padding."""
+
+    def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
+        return tuple(range(batch * (num_drafts + 1) + 3))
+
+    def launch(self, shape: RoundShape, buffer: int) -> None:
+        state = self.round.state
+        is_real = state.slots_B[: shape.batch] != state.padding_slot
+        num_rows = int((state.num_drafts_B[: shape.batch] + 1)[is_real].sum()) + 2
+        super().launch(replace(shape, num_packed_rows=num_rows), buffer)
+
+
+@pytest.mark.parametrize("make_runner", [FakeGraph, PackedGraph])
+def test_drafts_on_the_device_are_the_eager_ones(
+    world: World, make_runner: type[FakeGraph]
+) -> None:
     assert world.manifest.draft is not None
     settings = {
         "proposer": world.manifest.draft.algorithm,
@@ -51,7 +70,13 @@ def test_drafts_on_the_device_are_the_eager_ones(world: World) -> None:
         "max_num_requests": 3,
     }
     eager, _ = make_llm(world, is_eager=True, **settings)
-    ahead, (graph,) = make_llm(world, **settings)
+    runners: list[FakeGraph] = []
+
+    def make(round_: DeviceRound, config: RuntimeConfig) -> FakeGraph:
+        runners.append(make_runner(round_, config))
+        return runners[-1]
+
+    ahead, _ = make_llm(world, make_runner=make, **settings)
     assert isinstance(eager.engine._proposer, DeviceProposer)
     expected, found = eager.generate(REQUESTS), ahead.generate(REQUESTS)
     for one, other in zip(found, expected, strict=True):
@@ -60,4 +85,4 @@ def test_drafts_on_the_device_are_the_eager_ones(world: World) -> None:
     stats = ahead.engine.stats()
     assert stats.num_accepted_at == eager.engine.stats().num_accepted_at
     assert stats.num_device_rounds > 0.5 * stats.num_steps
-    assert graph.shapes
+    assert runners[0].shapes
