@@ -101,13 +101,13 @@ def _curve_table(report: TokenMapReport, *, width: int, color: bool) -> str:
         if (part.kind != "all" if not is_own else part.name != OUTPUTS_SLICE)
     ]
     parts = sorted(parts, key=lambda part: (part.kind != "all", -part.num_tokens))[:_MAX_SLICES]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("size", justify="right")
     table.add_column("", justify="left")
     for name in ("outputs" if is_own else "coverage", *map(_column, parts)):
         table.add_column(name, justify="right")
-    for name in ("drafts/round", "head MB", "speed"):
-        table.add_column(name, justify="right")
+    for name in ("drafts", "head MB", "speed"):
+        table.add_column(name, justify="right", no_wrap=True)
     for point in shown:
         mark = "map" if point.size in chosen else ""
         mark = f"{mark} best".strip() if point.size == report.recommended.size else mark

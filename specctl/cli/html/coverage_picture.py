@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log2, log10
+from math import ceil, log2, log10
 
 from specctl.cli.html.markup import escaped
 from specctl.ops.token_map_report import TokenMapReport
@@ -191,7 +191,7 @@ def _speed_panel(report: TokenMapReport, across: _Scale) -> str:
     up = _Scale(low=low - 0.01, high=high + 0.01, first=_BOTTOM, last=_LOWER + 8)
     lines = [_text(20, _LOWER - 12, "estimated tokens/s, full head = 1", "head")]
     step = _nice_step(high - low)
-    value = step * int(low / step + 1)
+    value = step * ceil(low / step - 1e-9)
     while value <= high + 1e-9:
         lines.append(_line(_LEFT, up(value), _RIGHT, up(value), "grid"))
         lines.append(_text(_LEFT - 8, up(value) + 4, f"{value:.2f}", "quiet end"))
