@@ -25,7 +25,7 @@ from runtime.kernels.cuda import (
     stream,
 )
 from runtime.kernels.cuda import round as round_ends
-from runtime.kernels.fused_table import FusedOp, fused_config
+from runtime.kernels.fused_table import FusedOp, fused_config, row_block, row_warps
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, gemm_config, head_config
 
 _VERIFY_WIDTH = 9  # the newest token and 8 drafts
@@ -253,7 +253,7 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     element_bytes = 4 if dtype == "fp32" else 2
     for op, (columns, features) in products:
         config = fused_config(op, columns, features, element_bytes=element_bytes, arch=arch)
-        for block_m in _block_ms(dtype):
+        for block_m in (*_block_ms(dtype), row_block(config, 1 << 20)):
             # Overlapping only adds the waits; the least tile stands for it.
             is_overlapping = arch >= 90 and block_m == BLOCK_M_CHOICES[0]
             own = (
@@ -275,7 +275,7 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
                 else fused_linear.scaled_linear_kernel,
                 dtype,
                 {**own, **tile, "HAS_BIAS": model.has_bias and not is_overlapping},
-                num_warps=config.num_warps,
+                num_warps=row_warps(config, block_m),
                 is_hot=dtype != "fp32",
             )
     entry = stream.stream_constants(model.hidden_size)

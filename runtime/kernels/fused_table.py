@@ -1,9 +1,10 @@
 """Pinned tiles of the products that read or write the residual stream on CUDA.
 
 As in `runtime.kernels.gemm_table`: an entry follows the weight's shape, the element size and the
-architecture, never the number of rows. These products sum K in one part and one accumulator, so
-only BLOCK_K and the instruction could move a bit; BLOCK_M, BLOCK_N, warps, stages and the preload
-decide who sums, not how (seen bit-equal on an H200; the GPU tests repeat it).
+architecture, never the number of rows. A product sums K in one accumulator, or in one for each of
+its parts, which are then added in a fixed tree; the parts, BLOCK_K and the instruction alone could
+move a bit. BLOCK_M, BLOCK_N, warps, stages and the preload decide who sums, not how (seen bit-equal
+on an H200 for one part; the GPU tests repeat it).
 
 Legend: N output features, K input features.
 """
@@ -14,13 +15,25 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from runtime.kernels.stream import square_tile
-from runtime.kernels.tile_rules import num_sms, rule_block_k, rule_stages
+from runtime.kernels.tile_rules import (
+    BLOCK_M_CHOICES,
+    block_m_for,
+    num_sms,
+    rule_block_k,
+    rule_stages,
+)
 
 FusedOp = Literal["scaled", "gated", "residual"]
 
-_RULE_VERSION = 1
+_RULE_VERSION = 2
 _TABLED_ARCH = 90
+_EVEN_ENOUGH = 1.125  # times the best balance of programs
+_FLIGHT_BYTES = 53_248  # of weights on their way to one multiprocessor
 _PRELOAD_BYTES = 400  # operands that a thread can hold in registers without spilling
+PREFILL_BLOCK_M = 128
+"""Rows of a program where there are more than the largest of `BLOCK_M_CHOICES`."""
+
+STAGE_BYTES = 196_608  # shared memory of a pipeline where entries are tabled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +47,7 @@ class FusedConfig:
         num_stages: depth of the load pipeline when the weights are not preloaded.
         preload: load the program's weights whole, before the predecessor's results are awaited,
             where the rows at hand leave registers for it.
+        parts: accumulators along K, each with warps of its own: a power of two, at most the warps.
     """
 
     block_n: int
@@ -41,6 +55,7 @@ class FusedConfig:
     num_warps: int
     num_stages: int
     preload: bool = False
+    parts: int = 1
 
 
 # sm_90, 2-byte elements, (op, N, K); printed by docs/benchmarks/tune_gemm.py.
@@ -78,12 +93,37 @@ def fused_config(
 
 def preloads(config: FusedConfig, block_m: int, in_features: int, element_bytes: int) -> bool:
     """Whether a program of `block_m` rows holds its operands whole; bits do not depend on it."""
-    held = (config.block_n + block_m) * in_features * element_bytes
+    held = (config.block_n + block_m) * part_features(config, in_features) * config.parts
+    held *= element_bytes
     return (
         config.preload
         and in_features % config.block_k == 0
         and held <= config.num_warps * 32 * _PRELOAD_BYTES
     )
+
+
+def row_block(config: FusedConfig, num_rows: int) -> int:
+    """Return the rows of a program; prefills of one part take more, bits do not depend on it."""
+    if config.parts == 1 and num_rows > BLOCK_M_CHOICES[-1]:
+        return PREFILL_BLOCK_M
+    return block_m_for(num_rows)
+
+
+def row_warps(config: FusedConfig, block_m: int) -> int:
+    """Return the warps of a program; the largest row block takes more, bits do not depend on it."""
+    return max(8, config.num_warps) if block_m == PREFILL_BLOCK_M else config.num_warps
+
+
+def part_features(config: FusedConfig, in_features: int) -> int:
+    """Return the input features of one part, whole steps; the last parts may hold fewer."""
+    steps = -(-in_features // config.block_k)
+    return -(-steps // config.parts) * config.block_k
+
+
+def fitting_stages(config: FusedConfig, block_m: int, element_bytes: int) -> int:
+    """Return the depth of the pipeline that fits with so many rows; bits do not depend on it."""
+    stage_bytes = (config.block_n + block_m) * config.block_k * config.parts * element_bytes
+    return max(1, min(config.num_stages, STAGE_BYTES // stage_bytes))
 
 
 def fused_table_facts() -> list[object]:
@@ -103,14 +143,31 @@ def fused_shapes() -> tuple[tuple[FusedOp, int, int], ...]:
 def _rule(
     op: FusedOp, out_features: int, in_features: int, *, element_bytes: int, arch: int
 ) -> FusedConfig:
+    """Even out the programs over the multiprocessors, then keep enough weights in flight on each.
+
+    Memory answers after some 700 ns, so 4.8 TB/s take 3.4 MB in flight: 26 kB on each of 132
+    multiprocessors. The rule asks for twice as much, for there are gaps.
+    """
+    count = num_sms(arch)
     least = square_tile(out_features) if op == "residual" else 16
-    block_n = 64
-    while block_n > least and -(-out_features // block_n) < num_sms(arch):
-        block_n //= 2
+    sizes = [size for size in (16, 32, 64) if size >= least]
+    balance = {size: _imbalance(-(-out_features // size), count) for size in sizes}
+    even = [size for size in sizes if balance[size] <= _EVEN_ENOUGH * min(balance.values())]
+    # Wide programs read the rows less often, if there are enough of them.
+    block_n = max((size for size in even if -(-out_features // size) >= count), default=even[0])
     block_k = rule_block_k(in_features, element_bytes)
+    num_programs = -(-out_features // block_n)
+    stage_bytes = block_n * block_k * element_bytes * -(-num_programs // count)
+    wanted = -(-_FLIGHT_BYTES // stage_bytes)
+    deepest = rule_stages(block_n, block_k, element_bytes, arch, most=8)
     return FusedConfig(
         block_n=block_n,
         block_k=block_k,
         num_warps=4,
-        num_stages=rule_stages(block_n, block_k, element_bytes, arch),
+        num_stages=max(2, min(max(3, wanted), deepest)),
     )
+
+
+def _imbalance(num_programs: int, num_sms: int) -> float:
+    """Return how much longer the fullest multiprocessor works than the average one."""
+    return -(-num_programs // num_sms) * num_sms / num_programs

@@ -40,7 +40,7 @@ def square_tile(width: int) -> int:
 
     Products that write a stream take whole tiles, so their BLOCK_N may vary without moving a sum.
     """
-    return 16 if width <= 1024 else 32
+    return 16 if width <= 2048 else 32
 
 
 def num_square_tiles(width: int) -> int:

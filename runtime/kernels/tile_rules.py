@@ -41,7 +41,7 @@ def rule_block_k(in_features: int, element_bytes: int) -> int:
     return 128 if in_features >= 1536 else 64
 
 
-def rule_stages(block_n: int, block_k: int, element_bytes: int, arch: int) -> int:
-    """Return the deepest pipeline, at most 4 stages, that fits with the largest BLOCK_M."""
+def rule_stages(block_n: int, block_k: int, element_bytes: int, arch: int, *, most: int = 4) -> int:
+    """Return the deepest pipeline, at most `most` stages, that fits with the largest BLOCK_M."""
     stage_bytes = (BLOCK_M_CHOICES[-1] + block_n) * block_k * element_bytes
-    return max(2, min(4, _STAGE_BYTES.get(arch, _STAGE_BYTES_UNKNOWN) // stage_bytes))
+    return max(2, min(most, _STAGE_BYTES.get(arch, _STAGE_BYTES_UNKNOWN) // stage_bytes))

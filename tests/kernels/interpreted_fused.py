@@ -23,6 +23,10 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interprete
 DTYPES = [torch.float32, torch.float16]
 LOOP = FusedConfig(block_n=32, block_k=16, num_warps=4, num_stages=2)
 PRELOAD = FusedConfig(block_n=16, block_k=16, num_warps=4, num_stages=2, preload=True)
+PARTS = FusedConfig(block_n=16, block_k=16, num_warps=4, num_stages=2, parts=2)
+EARLY_PARTS = FusedConfig(block_n=16, block_k=16, num_warps=8, num_stages=2, preload=True, parts=4)
+CONFIGS = [None, LOOP, PRELOAD, PARTS, EARLY_PARTS]
+CONFIG_NAMES = ["rule", "loop", "preload", "parts", "early-parts"]
 EPS = 1e-5
 
 
@@ -58,7 +62,7 @@ def test_stream_entries(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("config", [None, LOOP, PRELOAD], ids=["rule", "loop", "preload"])
+@pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
 @pytest.mark.parametrize(("features", "columns"), [(32, 48), (48, 50), (24, 14)])
 def test_scaled_linear(
     features: int, columns: int, config: FusedConfig | None, dtype: torch.dtype
@@ -77,7 +81,7 @@ def test_scaled_linear(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("config", [None, LOOP, PRELOAD], ids=["rule", "loop", "preload"])
+@pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
 @pytest.mark.parametrize(("features", "columns"), [(32, 48), (48, 50), (24, 14)])
 def test_residual_linear(
     features: int, columns: int, config: FusedConfig | None, dtype: torch.dtype
@@ -96,7 +100,7 @@ def test_residual_linear(
         assert same_bits(entered.squares_MT, got.squares_MT)
 
 
-@pytest.mark.parametrize("config", [LOOP, PRELOAD], ids=["loop", "preload"])
+@pytest.mark.parametrize("config", CONFIGS[1:], ids=CONFIG_NAMES[1:])
 def test_rows(config: FusedConfig) -> None:
     x = adversarial(20, 32, seed=1, dtype=torch.float32)
     weight = adversarial(48, 32, seed=2, dtype=torch.float32)
@@ -112,6 +116,41 @@ def test_rows(config: FusedConfig) -> None:
         return made.residual_MD, made.weighted_MD, made.squares_MT, out
 
     assert_rows_independent(layer, (x, residual), (2, 16, 17, 20), seed=6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("config", CONFIGS[1:], ids=CONFIG_NAMES[1:])
+def test_every_number_of_rows_has_the_bits_of_one(config: FusedConfig, dtype: torch.dtype) -> None:
+    """Every BLOCK_M, whole and partial; one configuration takes every count from 1 to 64."""
+    most = 257
+    x = adversarial(most, 32, seed=1, dtype=dtype)
+    residual = adversarial(most, 16, seed=2, dtype=dtype)
+    weight = adversarial(16, 32, seed=3, dtype=dtype)
+    norm = plain(16, seed=4, dtype=dtype)
+
+    def products(count: int) -> tuple[torch.Tensor, ...]:
+        made = fused_linear.launch_residual_linear(
+            x[:count], weight, residual_MD=residual[:count], norm_D=norm, config=config
+        )
+        out = fused_linear.launch_scaled_linear(made, weight.t().contiguous(), eps=EPS)
+        return made.residual_MD, made.weighted_MD, made.squares_MT, out
+
+    expected = products(most)
+    is_thorough = config is EARLY_PARTS and dtype == torch.float16
+    some = range(1, 65) if is_thorough else (1, 16, 17, 33, 64, 65)
+    for count in (*some, 100, most):
+        for found, wanted in zip(products(count), expected, strict=True):
+            assert same_bits(found, wanted[:count]), f"{count} rows"
+
+
+def test_more_parts_than_steps_add_zeros() -> None:
+    x = plain(3, 24, seed=1, dtype=torch.float32)
+    weight = plain(16, 24, seed=2, dtype=torch.float32)
+    rows = enter_stream_twin(x, torch.ones(24))
+    close(
+        fused_linear.launch_scaled_linear(rows, weight, eps=EPS, config=EARLY_PARTS),
+        scaled_linear_twin(rows, weight, eps=EPS),
+    )
 
 
 def test_gate_and_up_alternate() -> None:

@@ -1,8 +1,8 @@
-"""Products that read or write the residual stream on CUDA: one kernel each, one part of K.
+"""Products that read or write the residual stream on CUDA: one kernel each.
 
-A program sums its tile over K in one accumulator, as `runtime.kernels.cuda.linear` does, then
-scales or adds in the epilogue. Weights do not depend on the kernel before; where launches overlap
-they are fetched while it ends.
+A program sums its tile over K (`runtime.kernels.cuda.products`), then scales or adds in the
+epilogue. Weights do not depend on the kernel before; where launches overlap they are fetched while
+it ends.
 
 Legend: M rows, K input features, N output features, D stream width, T square tiles.
 """
@@ -20,75 +20,18 @@ from runtime.kernels.cuda.device import (
     overlap_options,
     power_of_two,
 )
+from runtime.kernels.cuda.products import PREFETCH_FEATURES, early_weights, sum_products
 from runtime.kernels.cuda.stream import empty_stream, fold_columns, rounded_square
-from runtime.kernels.fused_table import FusedConfig, fused_config, preloads
+from runtime.kernels.fused_table import (
+    FusedConfig,
+    fitting_stages,
+    fused_config,
+    part_features,
+    preloads,
+    row_block,
+    row_warps,
+)
 from runtime.kernels.stream import Stream, num_square_tiles, square_tile
-from runtime.kernels.tile_rules import block_m_for
-
-PREFETCH_FEATURES = 2048  # of a weight row, so that a large weight does not sweep the L2
-LINE_ELEMENTS = tl.constexpr(64)  # of two bytes, in a 128-byte line
-
-
-@triton.jit
-def prefetch_lines(pointers):
-    """Bring the lines of some addresses into the L2."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _early_weights(
-    w_rows, is_column,
-    FEATURES: tl.constexpr, BLOCK_K: tl.constexpr, PRELOAD: tl.constexpr, PREFETCH: tl.constexpr,
-):  # fmt: skip
-    """Load a program's weights whole, or bring them near; nothing here awaits other kernels."""
-    weights = ()
-    if PRELOAD:
-        steps = tl.arange(0, BLOCK_K)
-        for step in tl.static_range(0, FEATURES // BLOCK_K):
-            w = tl.load(
-                w_rows + (step * BLOCK_K + steps)[:, None], mask=is_column[None, :], other=0.0
-            )
-            weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005  Triton cannot unpack
-    elif PREFETCH > 0:
-        lines = tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
-        for k in range(0, PREFETCH, BLOCK_K):
-            prefetch_lines(w_rows + (k + lines)[:, None])
-    return weights
-
-
-@triton.jit
-def _sum_products(
-    x_rows, w_rows, weights, is_row, is_column,
-    FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, PRELOAD: tl.constexpr,
-):  # fmt: skip
-    """Sum x @ w.T over K in steps of BLOCK_K, in one accumulator."""
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    steps = tl.arange(0, BLOCK_K)
-    if PRELOAD:
-        rows = ()
-        for step in tl.static_range(0, FEATURES // BLOCK_K):
-            x = tl.load(x_rows + (step * BLOCK_K + steps)[None, :], mask=is_row[:, None], other=0.0)
-            rows = rows + (x,)  # type: ignore[assignment]  # noqa: RUF005  Triton cannot unpack
-        for step in tl.static_range(0, FEATURES // BLOCK_K):
-            acc = tl.dot(rows[step], weights[step], acc, input_precision="ieee")
-    else:
-        for k in tl.range(0, FEATURES, BLOCK_K, num_stages=STAGES):
-            ks = k + steps
-            if FEATURES % BLOCK_K == 0:
-                x = tl.load(x_rows + ks[None, :], mask=is_row[:, None], other=0.0)
-                w = tl.load(w_rows + ks[:, None], mask=is_column[None, :], other=0.0)
-            else:
-                is_k = ks < FEATURES
-                x = tl.load(x_rows + ks[None, :], mask=is_row[:, None] & is_k[None, :], other=0.0)
-                w = tl.load(
-                    w_rows + ks[:, None], mask=is_column[None, :] & is_k[:, None], other=0.0
-                )
-            acc = tl.dot(x, w, acc, input_precision="ieee")
-    return acc
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -97,11 +40,12 @@ def scaled_linear_kernel(
     COLUMNS: tl.constexpr, FEATURES: tl.constexpr, TILES: tl.constexpr, BLOCK_T: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, PART_FEATURES: tl.constexpr,
     PRELOAD: tl.constexpr, PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of the product of normalised rows; gated, pairs of columns become one."""
-    tile = tl.program_id(0)
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile = tl.program_id(1)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row = rows < num_rows
     is_column = columns < COLUMNS
@@ -109,7 +53,10 @@ def scaled_linear_kernel(
     w_rows = w_ptr + columns.to(tl.int64)[None, :] * FEATURES
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    weights = _early_weights(w_rows, is_column, FEATURES, BLOCK_K, PRELOAD, PREFETCH)
+    weights = early_weights(
+        w_rows, is_column[None, :],
+        FEATURES, BLOCK_K, PARTS, PART_FEATURES, PRELOAD, PREFETCH,
+    )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     if OVERLAP:
@@ -120,9 +67,10 @@ def scaled_linear_kernel(
         mask=is_row[:, None] & (tiles < TILES)[None, :],
         other=0.0,
     )
-    acc = _sum_products(
-        x_ptr + rows64[:, None] * FEATURES, w_rows, weights, is_row, is_column,
-        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, PRELOAD,
+    acc = sum_products(
+        x_ptr + rows64[:, None] * FEATURES, w_rows, weights,
+        is_row[:, None], is_column[None, :],
+        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_FEATURES, STAGES, PRELOAD,
     )  # fmt: skip
     total = fold_columns(squares, BLOCK_M, BLOCK_T)
     # Contractions are written out, so that every tile shape makes the same ones.
@@ -153,11 +101,12 @@ def residual_linear_kernel(
     COLUMNS: tl.constexpr, FEATURES: tl.constexpr, TILES: tl.constexpr, SQUARE_TILE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, PART_FEATURES: tl.constexpr,
     PRELOAD: tl.constexpr, PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of the stream after the product: itself, times the next norm, squares summed."""
-    tile = tl.program_id(0)
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile = tl.program_id(1)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row = rows < num_rows
     is_column = columns < COLUMNS
@@ -166,7 +115,10 @@ def residual_linear_kernel(
     w_rows = w_ptr + columns.to(tl.int64)[None, :] * FEATURES
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    weights = _early_weights(w_rows, is_column, FEATURES, BLOCK_K, PRELOAD, PREFETCH)
+    weights = early_weights(
+        w_rows, is_column[None, :],
+        FEATURES, BLOCK_K, PARTS, PART_FEATURES, PRELOAD, PREFETCH,
+    )  # fmt: skip
     norm = tl.load(norm_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
@@ -175,9 +127,10 @@ def residual_linear_kernel(
     residual = tl.load(
         residual_ptr + rows64[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0
     )
-    acc = _sum_products(
-        x_ptr + rows64[:, None] * stride_xm, w_rows, weights, is_row, is_column,
-        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, PRELOAD,
+    acc = sum_products(
+        x_ptr + rows64[:, None] * stride_xm, w_rows, weights,
+        is_row[:, None], is_column[None, :],
+        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_FEATURES, STAGES, PRELOAD,
     )  # fmt: skip
     if HAS_BIAS:
         acc = acc + bias[None, :]
@@ -187,11 +140,11 @@ def residual_linear_kernel(
     value = stream.to(tl.float32)
     weighted = (value * norm[None, :]).to(weighted_ptr.dtype.element_ty)
     tl.store(weighted_ptr + out_offsets, weighted, mask=mask)
-    PARTS: tl.constexpr = BLOCK_N // SQUARE_TILE
+    OWN_TILES: tl.constexpr = BLOCK_N // SQUARE_TILE
     value = tl.where(is_column[None, :], value, 0.0)
-    squares = tl.reshape(rounded_square(value), (BLOCK_M * PARTS, SQUARE_TILE))
-    sums = tl.reshape(fold_columns(squares, BLOCK_M * PARTS, SQUARE_TILE), (BLOCK_M, PARTS))
-    tiles = tile * PARTS + tl.arange(0, PARTS)
+    squares = tl.reshape(rounded_square(value), (BLOCK_M * OWN_TILES, SQUARE_TILE))
+    sums = tl.reshape(fold_columns(squares, BLOCK_M * OWN_TILES, SQUARE_TILE), (BLOCK_M, OWN_TILES))
+    tiles = tile * OWN_TILES + tl.arange(0, OWN_TILES)
     tl.store(
         squares_ptr + rows64[:, None] * TILES + tiles[None, :],
         sums,
@@ -230,9 +183,9 @@ def launch_scaled_linear(
             element_bytes=x_MK.element_size(),
             arch=device_arch(x_MK.device),
         )
-    block_m = block_m_for(num_rows)
+    block_m = row_block(config, num_rows)
     is_overlapping, options = overlap_options(x_MK.device, overlap)
-    scaled_linear_kernel[(ceil_div(num_columns, config.block_n), ceil_div(num_rows, block_m))](
+    scaled_linear_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
         x_MK,
         weight_NK,
         stream.squares_MT.contiguous(),
@@ -251,7 +204,7 @@ def launch_scaled_linear(
             element_bytes=x_MK.element_size(),
             is_overlapping=is_overlapping,
         ),
-        num_warps=config.num_warps,
+        num_warps=row_warps(config, block_m),
         **options,
     )
     return out
@@ -285,9 +238,9 @@ def launch_residual_linear(
             arch=device_arch(x_MK.device),
         )
     assert config.block_n % square_tile(num_columns) == 0, "a program writes whole square tiles"
-    block_m = block_m_for(num_rows)
+    block_m = row_block(config, num_rows)
     is_overlapping, options = overlap_options(x_MK.device, overlap)
-    residual_linear_kernel[(ceil_div(num_columns, config.block_n), ceil_div(num_rows, block_m))](
+    residual_linear_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
         x_MK,
         weight_DK,
         bias_D if bias_D is not None else weight_DK,
@@ -309,7 +262,7 @@ def launch_residual_linear(
             element_bytes=x_MK.element_size(),
             is_overlapping=is_overlapping,
         ),
-        num_warps=config.num_warps,
+        num_warps=row_warps(config, block_m),
         **options,
     )
     return stream
@@ -345,7 +298,9 @@ def tile_constants(
         "BLOCK_M": block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "STAGES": config.num_stages,
+        "STAGES": fitting_stages(config, block_m, element_bytes),
+        "PARTS": config.parts,
+        "PART_FEATURES": part_features(config, num_features),
         "PRELOAD": preload,
         "PREFETCH": whole_steps if can_prefetch and config.block_k >= 64 else 0,
         "OVERLAP": is_overlapping,

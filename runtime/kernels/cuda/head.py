@@ -19,8 +19,8 @@ from runtime.kernels.cuda.device import (
     inner_contiguous,
     overlap_options,
 )
-from runtime.kernels.cuda.fused_linear import LINE_ELEMENTS, PREFETCH_FEATURES, prefetch_lines
 from runtime.kernels.cuda.linear import gemm_tile, launch_linear
+from runtime.kernels.cuda.products import LINE_ELEMENTS, PREFETCH_FEATURES, prefetch_lines
 from runtime.kernels.gemm_table import GemmConfig, block_m_for, head_config
 
 PICK_BLOCK = 1024
