@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.bench.report import BenchReport, GenerateReport, Identical, bench_json_schema
+from runtime.bench.page import report_page
+from runtime.bench.raw import RawBench, read_raw, write_raw
+from runtime.bench.report import BenchReport, GenerateReport, Identical, Point, bench_json_schema
 from runtime.bench.settings import BenchSettings, GenerateOptions
+from runtime.bench.summary import summarise
 from runtime.server.settings import ServeOptions
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
@@ -28,12 +31,18 @@ __all__ = [
     "GenerateOptions",
     "GenerateReport",
     "Identical",
+    "Point",
+    "RawBench",
     "ServeOptions",
     "bench",
     "bench_json_schema",
     "doctor_facts",
     "generate",
+    "read_raw",
+    "report_page",
     "serve",
+    "summarise",
+    "write_raw",
 ]
 
 _EXTRA_PACKAGES = frozenset(
@@ -127,19 +136,19 @@ def generate(
 
 
 def bench(
-    manifest: Path,
+    manifest: Path | None,
     engine: EngineOptions,
     settings: BenchSettings,
     *,
     on_progress: Callable[[str, int, int], None],
     on_diagnostic: Callable[[Diagnostic], None],
-) -> BenchReport:
-    """Compare decoding with and without a draft on a prompt file.
+) -> RawBench:
+    """Compare decoding with and without a draft and return the raw records; see `summarise`.
 
-    `on_progress` is called with (arm, prompts done, prompts).
+    `on_progress` is called with (arm, requests done, requests).
 
     Raises:
-        DiagnosticError: SD834, SD909, SD920-SD922, and what `LLM.from_manifest` raises.
+        DiagnosticError: SD834, SD832, SD909, SD920-SD922, and what `load_for_bench` raises.
     """
     with _runtime_extra():
         from runtime.bench.run import run_bench

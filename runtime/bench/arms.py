@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from runtime.engine.costs import CostPlace, cost_path
 from runtime.engine.llm import LLM, build_engine, invariance_problems
 from runtime.engine.text import load_tokenizer
 from runtime.loading import LoadedModels, load_models
-from runtime.spec.oracle import OracleScript
+from runtime.spec.forced import ForcedLengths
+from runtime.spec.oracle import OracleScript, ScriptKey
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.contract.manifest import Manifest
@@ -61,10 +62,11 @@ def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchS
 
     Raises:
         DiagnosticError: what `load_manifest`, `resolve_config`, `load_models` and
-            `shape_manifest` raise; SD805 and SD832 for settings; SD831 when rows are not invariant.
+            `shape_manifest` raise; SD832 for settings; SD831 when rows are not invariant.
     """
+    forced: tuple[Diagnostic, ...] = ()
     if settings.shape is not None:
-        facts, directory, forced = shape_manifest(settings.shape), settings.shape.parent, ()
+        facts, directory = shape_manifest(settings.shape), settings.shape.parent
     else:
         assert manifest is not None, "a benchmark has a manifest or a shape"
         facts, forced = force_anchor(load_manifest(manifest), overrides)
@@ -153,13 +155,31 @@ def arm_config(loaded: Loaded, arm: ArmName, *, concurrency: int, num_tokens: in
     return resolve_config(loaded.manifest, sized)
 
 
-def make_arm(loaded: Loaded, config: RuntimeConfig, *, script: OracleScript | None = None) -> LLM:
-    """Return an engine over the shared weights, with a KV pool of its own."""
+def make_arm(
+    loaded: Loaded,
+    config: RuntimeConfig,
+    *,
+    script: OracleScript | None = None,
+    forced: ForcedLengths | None = None,
+) -> LLM:
+    """Return an engine over the shared weights, with a KV pool of its own.
+
+    Args:
+        loaded: what all arms share.
+        config: of the arm.
+        script: of the oracle.
+        forced: decides what rounds accept.
+    """
     costs = CostPlace(
         path=cost_path(loaded.path, config.cost_table), fingerprint=loaded.manifest.fingerprint
     )
     engine = build_engine(
-        models_of(loaded, config), config, tokenizer=loaded.tokenizer, script=script, costs=costs
+        models_of(loaded, config),
+        config,
+        tokenizer=loaded.tokenizer,
+        script=script,
+        costs=costs,
+        forced=forced,
     )
     return LLM(
         engine=engine,
@@ -178,7 +198,7 @@ def models_of(loaded: Loaded, config: RuntimeConfig) -> LoadedModels:
 
 
 def oracle_script(
-    answers: dict[tuple[int, ...], tuple[int, ...]], config: RuntimeConfig, settings: BenchSettings
+    answers: Mapping[ScriptKey, tuple[int, ...]], config: RuntimeConfig, settings: BenchSettings
 ) -> OracleScript | None:
     """Return the script of an oracle: target-only's answers, wrong as often as was asked for.
 
@@ -195,6 +215,16 @@ def oracle_script(
     return OracleScript(
         continuations=answers, corruption_rates=(rate,) if rate else (), seed=settings.seed
     )
+
+
+def forced_lengths(config: RuntimeConfig, settings: BenchSettings) -> ForcedLengths | None:
+    """Return the schedule of a benchmark of forced lengths."""
+    if not settings.is_forced or settings.accept_length is None or config.proposer == "none":
+        return None
+    gamma = config.num_speculative_tokens
+    chance = acceptance_for(settings.accept_length, gamma)
+    rates = tuple(chance**depth for depth in range(1, gamma + 1))
+    return ForcedLengths(rates=rates, seed=settings.seed)
 
 
 def acceptance_for(accept_length: float, num_drafts: int) -> float:
@@ -217,12 +247,22 @@ def _check_settings(config: RuntimeConfig, settings: BenchSettings) -> None:
     if wanted is None:
         return
     option = "--force-accept-length" if settings.is_forced else "--accept-length"
+    if settings.is_forced and (settings.temperature > 0 or config.length_mode != "static"):
+        raise DiagnosticError(
+            diagnose(
+                "SD832",
+                where=option,
+                message="forced lengths replace greedy verification of a fixed number of drafts",
+                expected="temperature 0 and a fixed `--gamma`",
+                found=f"temperature {settings.temperature:g}, lengths {config.length_mode}",
+            )
+        )
     if not settings.is_forced and config.proposer != "oracle":
         raise DiagnosticError(
             diagnose(
-                "SD805",
+                "SD832",
                 where=option,
-                message=f"`accept_length` has no effect: the proposer is `{config.proposer}`",
+                message=f"the proposer `{config.proposer}` takes no accept length to aim at",
                 expected="`--proposer oracle`, or `--force-accept-length`",
                 found=config.proposer,
             )

@@ -131,8 +131,8 @@ def _point(point: Point) -> str:
 
 
 def _arm_table(arms: Sequence[Arm]) -> str:
-    head = ("arm", "tokens", "seconds", "tokens/s", "range", "decode tokens/s", "TTFT, ms")
-    head += ("inter-token, ms", "rounds", "accept length", "without bonus", "cached tokens")
+    head = ["arm", "tokens", "seconds", "tokens/s", "range", "decode tokens/s", "TTFT, ms"]
+    head += ["inter-token, ms", "rounds", "accept length", "without bonus", "cached tokens"]
     rows = [
         (
             arm.name,

@@ -61,7 +61,7 @@ class PromptEncoder:
             prompt: with a `follow_up`.
             answer: text of the answer to its first question.
         """
-        messages = [
+        messages: list[Mapping[str, object]] = [
             {"role": "user", "content": prompt.question},
             {"role": "assistant", "content": answer},
             {"role": "user", "content": prompt.follow_up},

@@ -20,6 +20,7 @@ from runtime.bench.arms import (
     arm_config,
     arm_names,
     arm_order,
+    forced_lengths,
     load_for_bench,
     make_arm,
     models_of,
@@ -51,7 +52,7 @@ from runtime.bench.steps import STEP_ROOM, StepPlace, measure_copy, measure_step
 from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.text import TemplateRenderer
-from runtime.spec.oracle import OracleScript
+from runtime.spec.oracle import OracleScript, ScriptKey
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
@@ -236,13 +237,15 @@ def _run_arms(
         if arm == "speculative" and script is None:
             script = oracle_script(_answers(outcomes[0]), configs[arm], settings)
         if arm not in llms:
-            llms[arm] = make_arm(loaded, configs[arm], script=script)
+            llms[arm] = make_arm(
+                loaded, configs[arm], script=script, forced=forced_lengths(configs[arm], settings)
+            )
         place = RunPlace(point=point.index, arm=arm, order=number)
         outcomes.append(run_arm(llms[arm], place, point.workload, settings, on_progress))
     return outcomes, script
 
 
-def _answers(outcome: Outcome) -> dict[tuple[int, ...], tuple[int, ...]]:
+def _answers(outcome: Outcome) -> dict[ScriptKey, tuple[int, ...]]:
     return {
         prompt: tuple(record.ids)
         for prompt, record in zip(outcome.prompts, outcome.requests, strict=True)

@@ -12,6 +12,7 @@ from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_
 from runtime.graphs.state import RoundState
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
+from runtime.spec.forced import ForcedLengths
 from runtime.spec.types import DeviceProposer, Proposer
 
 MakeRunner = Callable[[DeviceRound, RuntimeConfig], RoundRunner]
@@ -40,6 +41,7 @@ def make_device_rounds(
     config: RuntimeConfig,
     *,
     make_runner: MakeRunner | None = None,
+    forced: ForcedLengths | None = None,
 ) -> DeviceRounds | None:
     """Return the rounds, captured on CUDA; None where rounds run eagerly.
 
@@ -49,6 +51,7 @@ def make_device_rounds(
         proposer: with a row of per-slot state for padding, if it is a `DeviceProposer`.
         config: settings.
         make_runner: replaces capture.
+        forced: decides in the target's place what a round accepts.
     """
     if config.graphs == "off" or not isinstance(proposer, DeviceProposer):
         return None
@@ -62,7 +65,9 @@ def make_device_rounds(
         kv_block_size=config.kv_block_size,
         device=config.device,
     )
-    round_ = DeviceRound(target=target, target_kv=target_kv, draft=proposer, state=state)
+    round_ = DeviceRound(
+        target=target, target_kv=target_kv, draft=proposer, state=state, forced=forced
+    )
     if make_runner is not None:
         return DeviceRounds(
             runner=make_runner(round_, config),

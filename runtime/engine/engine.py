@@ -29,6 +29,7 @@ from runtime.graphs.key import round_key
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
 from runtime.spec.adaptive import DraftLengths, StaticLengths
+from runtime.spec.forced import ForcedLengths
 from runtime.spec.types import Proposer, RoundResult, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
@@ -46,6 +47,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         rounds: DeviceRounds | None = None,
         lengths: DraftLengths | None = None,
+        forced: ForcedLengths | None = None,
     ) -> None:
         """Start without requests.
 
@@ -57,8 +59,10 @@ class Engine:
             tokenizer: for texts and stop strings; None serves ids only.
             rounds: runs plain greedy rounds without host reads; None runs every round eagerly.
             lengths: chooses draft counts; None gives every request what it wants.
+            forced: decides what rounds accept, here and in `rounds`; None: the target does.
         """
         self._lengths = lengths or StaticLengths()
+        self._forced = forced
         self.config = config
         self._target = target
         self._target_kv = tuple(target_kv)
@@ -186,6 +190,7 @@ class Engine:
                     proposer=self._proposer,
                     target_kv=self._target_kv,
                     kv_block_size=self.config.kv_block_size,
+                    forced=self._forced,
                 )
             except DiagnosticError as error:
                 blamed = _blamed(error, plan.requests)

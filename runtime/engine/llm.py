@@ -29,6 +29,7 @@ from runtime.kv import KVLayer, KVPool
 from runtime.loading import LoadedModels, load_models
 from runtime.spec.adaptive import AdaptiveLengths
 from runtime.spec.dynamic_rows import DynamicRowSettings
+from runtime.spec.forced import ForcedLengths
 from runtime.spec.factory import DraftParts, make_proposer
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import TokenLogprobs
@@ -77,6 +78,7 @@ def build_engine(
     script: OracleScript | None = None,
     make_runner: MakeRunner | None = None,
     costs: CostTable | CostPlace | None = None,
+    forced: ForcedLengths | None = None,
     on_diagnostic: Callable[[Diagnostic], None] | None = None,
 ) -> Engine:
     """Allocate the KV pool, make the proposer and join them to an engine.
@@ -89,6 +91,7 @@ def build_engine(
         make_runner: what runs rounds on the device, in place of captured graphs.
         costs: what draft counts are chosen by where `config.length_mode` chooses, or where that
             is kept.
+        forced: decides in the target's place what rounds accept (benchmarks only).
         on_diagnostic: gets SD838 and SD839 about the cost table.
 
     Raises:
@@ -96,7 +99,9 @@ def build_engine(
             table that fits.
     """
     target_kv, proposer = make_caches_and_proposer(models, config, script=script)
-    rounds = make_device_rounds(models.target, target_kv, proposer, config, make_runner=make_runner)
+    rounds = make_device_rounds(
+        models.target, target_kv, proposer, config, make_runner=make_runner, forced=forced
+    )
     lengths = None
     if config.length_mode != "static":
         if not isinstance(costs, CostTable):
@@ -113,6 +118,7 @@ def build_engine(
         tokenizer=tokenizer,
         rounds=rounds,
         lengths=lengths,
+        forced=forced,
     )
 
 

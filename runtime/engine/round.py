@@ -11,6 +11,7 @@ from runtime.engine.prepare import PackedRound, no_drafts, pack_round
 from runtime.engine.scheduler import Plan
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
+from runtime.spec.forced import ForcedLengths
 from runtime.spec.types import Proposer, RoundResult
 from runtime.spec.verify import verify
 
@@ -39,8 +40,11 @@ def run_round(
     proposer: Proposer,
     target_kv: Sequence[KVLayer],
     kv_block_size: int,
+    forced: ForcedLengths | None = None,
 ) -> Round:
     """Run the work of a plan; no request changes.
+
+    `forced` decides in the target's place how many drafts are committed (benchmarks only).
 
     Sync: one, in verify (two when a request has penalties).
     """
@@ -51,7 +55,8 @@ def run_round(
         proposal = no_drafts(len(views), target.device)
     packed = pack_round(plan, proposal, kv_block_size=kv_block_size)
     output = target.forward(packed.batch, target_kv, proposer.aux_layer_ids)
-    result = verify(target, output.hidden_ND, packed.rows, packed.proposal)
+    decide = verify if forced is None else forced.verify
+    result = decide(target, output.hidden_ND, packed.rows, packed.proposal)
     return Round(
         packed=packed,
         result=_capped(result, [work.max_accepted for work in plan.decodes]),

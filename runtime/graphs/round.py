@@ -19,11 +19,25 @@ from typing import Protocol
 
 import torch
 
-from runtime.batch import ConfidentDraft, RoundDraft, RoundStates
+from runtime.batch import ConfidentDraft, RoundDraft, RoundStates, packed
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.accept import accept
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
+
+
+class LengthSchedule(Protocol):
+    """Decides in the target's place how many drafts a round commits (benchmarks only)."""
+
+    def accepted(
+        self, slots_B: torch.Tensor, lengths_B: torch.Tensor, num_drafts_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Return int64 [B], `num_drafts_B` at most."""
+
+    def choose(
+        self, drafts_BG: torch.Tensor, chosen_BW: torch.Tensor, accepted_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Return int64 [B, W]: drafts up to the accepted length, then the target's choices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,12 +49,14 @@ class DeviceRound:
         target_kv: its layers of the pool.
         draft: who drafts.
         state: what rounds read and write.
+        forced: in a benchmark of forced lengths, with dense rounds; None: the target decides.
     """
 
     target: TargetModel
     target_kv: Sequence[KVLayer]
     draft: RoundDraft
     state: RoundState
+    forced: LengthSchedule | None = None
 
     @property
     def has_confidence(self) -> bool:
@@ -73,7 +89,14 @@ class DeviceRound:
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
         chosen_N = self.target.greedy_ids(output.hidden_ND)
         chosen_BW = requests.per_request(chosen_N)
-        num_accepted_B, _ = accept(drafts_BG, chosen_BW, requests.num_drafts_B)
+        num_drafts_B = requests.num_drafts_B
+        if self.forced is not None:
+            num_drafts_B = self.forced.accepted(
+                requests.slots_B, requests.lengths_B, num_drafts_B
+            )
+            chosen_BW = self.forced.choose(drafts_BG, chosen_BW, num_drafts_B)
+            chosen_N = packed(chosen_BW)
+        num_accepted_B, _ = accept(drafts_BG, chosen_BW, num_drafts_B)
         self.draft.observe_round(
             requests,
             RoundStates(

@@ -99,6 +99,14 @@ def bench(
         float | None,
         typer.Option("--accept-length", help="That the drafts of --proposer oracle aim at."),
     ] = None,
+    force_accept_length: Annotated[
+        float | None,
+        typer.Option(
+            "--force-accept-length",
+            help="Commit drafts by a seeded schedule with this mean instead of verifying them; "
+            "times only, the text is worth nothing.",
+        ),
+    ] = None,
     step_samples: Annotated[
         int,
         typer.Option("--step-samples", min=0, help="Samples of each step's time; 0 measures none."),
@@ -149,6 +157,11 @@ def bench(
         _report(main.read_raw(reanalyze), json=json, out=out or reanalyze, is_new=False)
         return
     _check(manifest, shape, prompts, prompt_tokens)
+    if accept_length is not None and force_accept_length is not None:
+        raise typer.BadParameter(
+            "`--accept-length` and `--force-accept-length` exclude each other",
+            param_hint="--force-accept-length",
+        )
     settings = main.BenchSettings(
         prompts=prompts,
         prompt_set=prompt_set,
@@ -164,7 +177,8 @@ def bench(
         reference=reference,
         reference_set=reference_set,
         ignore_eos=ignore_eos,
-        accept_length=accept_length,
+        accept_length=accept_length if force_accept_length is None else force_accept_length,
+        is_forced=force_accept_length is not None,
         step_samples=step_samples,
         command=" ".join(["specctl", *sys.argv[1:]]),
     )

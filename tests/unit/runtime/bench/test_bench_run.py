@@ -57,7 +57,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def records(
     manifest: Path | None, engine: main.EngineOptions = CPU, **settings: Any
 ) -> main.RawBench:
-    given = {"max_tokens": 12, "step_samples": 0, "concurrency": (1,)} | settings
+    given: dict[str, Any] = {"max_tokens": 12, "step_samples": 0, "concurrency": (1,)} | settings
     return main.bench(
         manifest,
         engine,
@@ -215,7 +215,7 @@ def test_equality_rests_on_a_repeat_of_target_only(raw: main.RawBench) -> None:
     (point,) = report.points
     assert point.repeat is not None
     assert point.repeat.equal == 0
-    assert point.identical is report.identical is None
+    assert (point.identical, report.identical) == (None, None)
     assert not report.is_equal
 
 
@@ -246,7 +246,7 @@ def test_gamma_and_proposer_are_used(tiny_pair: Path, prompts: Path) -> None:
 def test_a_target_alone_has_one_arm(tiny_target_only: Path, prompts: Path) -> None:
     (point,) = bench(tiny_target_only, prompts=prompts, limit=1, max_tokens=3).points
     assert [arm.name for arm in point.arms] == ["target-only"]
-    assert point.identical is point.speedup is point.accept_length is None
+    assert (point.identical, point.speedup, point.accept_length) == (None, None, None)
     assert point.repeat is not None
     assert point.repeat.equal == 1
 
@@ -256,11 +256,35 @@ def test_the_oracle_aims_at_an_accept_length(tiny_pair: Path, prompts: Path) -> 
     every = bench(tiny_pair, engine, prompts=prompts, max_tokens=21, ignore_eos=True, repeats=1)
     assert every.points[0].accept_length == pytest.approx(5.0)
     assert every.settings.oracle_accept_length == 5.0
-    given = {"max_tokens": 80, "ignore_eos": True, "repeats": 1, "concurrency": (4,)}
+    given: dict[str, Any] = {
+        "max_tokens": 80,
+        "ignore_eos": True,
+        "repeats": 1,
+        "concurrency": (4,),
+    }
     some = bench(tiny_pair, engine, prompts=prompts, accept_length=2.0, **given)
     assert some.points[0].accept_length == pytest.approx(2.0, abs=0.3)
     assert some.identical is not None
     assert some.identical.equal == 4
+
+
+def test_forced_lengths_are_labelled_and_claim_nothing(tiny_pair: Path, prompts: Path) -> None:
+    report = bench(
+        tiny_pair,
+        prompts=prompts,
+        is_forced=True,
+        accept_length=2.0,
+        ignore_eos=True,
+        max_tokens=60,
+        repeats=1,
+        concurrency=(4,),
+    )
+    assert report.settings.forced_accept_length == 2.0
+    assert report.points[0].accept_length == pytest.approx(2.0, abs=0.4)
+    assert report.identical is None
+    assert report.is_equal
+    assert report.unfit_for_quality is not None
+    assert "unfit for judging quality" in main.report_page(report)
 
 
 @pytest.mark.parametrize(("wanted", "num_drafts"), [(1.0, 3), (1.5, 4), (2.36, 4), (4.9, 4)])
@@ -273,7 +297,7 @@ def test_acceptance_for_solves_the_sum(wanted: float, num_drafts: int) -> None:
 @pytest.mark.parametrize(
     ("engine", "accept_length", "code"),
     [
-        (CPU, 2.0, "SD805"),
+        (CPU, 2.0, "SD832"),
         (main.EngineOptions(device="cpu", proposer="oracle"), 5.5, "SD832"),
         (main.EngineOptions(device="cpu", proposer="oracle"), 0.5, "SD832"),
     ],
