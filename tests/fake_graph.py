@@ -17,15 +17,20 @@ import torch
 
 from runtime.batch import PreparedBatch
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
-from runtime.engine.device_rounds import MakeRunner
+from runtime.config.cost_table import CostTable
+from runtime.config.round_sizes import packed_row_counts
+from runtime.engine.device_rounds import MakeRunner, is_ragged, round_menu
 from runtime.engine.llm import LLM, build_engine
 from runtime.engine.text import load_tokenizer
 from runtime.graphs.capture import NUM_BUFFERS
-from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
+from runtime.graphs.round import DeviceRound, context_buckets
 from runtime.graphs.state import RoundShape
 from runtime.kernels import attention
 from runtime.spec.entries import Entries
+from runtime.spec.oracle import OracleScript
+from runtime.spec.oracle import OracleScript
 from tests.engine_harness import KV_BLOCK_SIZE, World
+from tests.linear_costs import linear_costs
 from tests.tiny_agreeing import write_agreeing_pair
 from tests.tiny_manifest import CPU, load_tiny
 
@@ -36,16 +41,25 @@ class FakeGraph:
     """A `RoundRunner` that notes the shapes it ran."""
 
     def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
-        self.batches = batch_sizes(config.batch_buckets, config.max_num_requests)
-        self.draft_counts = (config.num_speculative_tokens,)
+        menu = round_menu(config)
+        self.batches = menu.batches
+        self.is_ragged = is_ragged(config)
+        self.draft_counts = menu.draft_counts if self.is_ragged else menu.draft_counts[-1:]
         self.contexts = context_buckets(config.max_model_len, first=FIRST_CONTEXT)
         self.round = round_
         self.shapes: list[RoundShape] = []
         self.num_unread_at_launch: list[int] = []
         self._outcomes: list[list[list[int]] | None] = [None] * NUM_BUFFERS
+        self._chances: list[list[list[float]]] = [[]] * NUM_BUFFERS
+
+    def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
+        return packed_row_counts(batch, num_drafts) if self.is_ragged else ()
 
     def launch(self, shape: RoundShape, buffer: int) -> None:
         assert shape.batch in self.batches
+        assert shape.num_packed_rows is None or (
+            shape.num_packed_rows in self.packed_row_counts(shape.batch, shape.num_drafts)
+        )
         assert shape.num_drafts in self.draft_counts
         assert shape.context in self.contexts
         self.num_unread_at_launch.append(sum(item is not None for item in self._outcomes))
@@ -56,12 +70,19 @@ class FakeGraph:
         self._outcomes[buffer] = self.round.state.output_BX[
             : shape.batch, : shape.width + 1
         ].tolist()
+        self._chances[buffer] = self.round.state.confidence_BG[: shape.batch].tolist()
         self.round.state.output_BX.fill_(-7)
+        self.round.state.confidence_BG.fill_(float("nan"))
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         outcome, self._outcomes[buffer] = self._outcomes[buffer], None
         assert outcome is not None, "a buffer was read twice"
         return outcome[:num_requests]
+
+    def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
+        if not self.round.has_confidence:
+            return [[]] * num_requests
+        return self._chances[buffer][:num_requests]
 
 
 @contextmanager
@@ -113,6 +134,8 @@ def make_llm(
     *,
     is_eager: bool = False,
     make_runner: MakeRunner | None = None,
+    script: OracleScript | None = None,
+    costs: CostTable | None = None,
     **overrides: Any,
 ) -> tuple[LLM, list[FakeGraph]]:
     """Return an LLM over the world's models.
@@ -120,6 +143,8 @@ def make_llm(
     Args:
         is_eager: runs every round eagerly on a CPU, and as `graphs` says on CUDA.
         make_runner: used instead of a fake graph.
+        script: of the oracle, or beside a draft.
+        costs: what draft counts are chosen by; None: a row costs the same everywhere.
     """
     given = Overrides(
         device=str(world.models.target.device),
@@ -141,7 +166,9 @@ def make_llm(
         replace(world.models, draft=draft),
         config,
         tokenizer=world.tokenizer,
+        script=script,
         make_runner=None if is_eager else make_runner or make_fake,
+        costs=costs or linear_costs(round_menu(config)),
     )
     llm = LLM(
         engine=engine,

@@ -20,7 +20,7 @@ NOWHERE = MeasuredOn(
 def linear_costs(
     menu: RoundMenu, *, step_s: float = 1.0, draft_s: float = 0.1, row_s: float = 0.0
 ) -> CostTable:
-    """Return a table in which a round takes step_s + draft_s a draft step + row_s a row of a bin."""
+    """Return costs of step_s + draft_s for each draft step + row_s for each row of a bin."""
     sizes = [size for batch in menu.batches for size in menu.sizes(batch)]
     return CostTable(
         measured_on=NOWHERE,

@@ -29,12 +29,11 @@ from runtime.kv import KVLayer, KVPool
 from runtime.loading import LoadedModels, load_models
 from runtime.spec.adaptive import AdaptiveLengths
 from runtime.spec.dynamic_rows import DynamicRowSettings
-from runtime.spec.forced import ForcedLengths
 from runtime.spec.factory import DraftParts, make_proposer
+from runtime.spec.forced import ForcedLengths
 from runtime.spec.oracle import OracleScript
-from runtime.spec.types import TokenLogprobs
 from runtime.spec.script_table import Room
-from runtime.spec.types import Proposer
+from runtime.spec.types import Proposer, TokenLogprobs
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
 from specctl.contract.manifest import Manifest

@@ -1,9 +1,9 @@
 """Seconds of rounds on the device: of the draft phase alone, and of everything after it.
 
 Each size is run warm and then timed one run at a time. All requests of a timed round are padding
-that stands in the middle of the first context bucket and reads block 0: products and grids are those
-of real requests, only their keys are all the same ones. Nothing real changes, and the padding slot
-is back at length 0 when a size is done.
+that stands in the middle of the first context bucket and reads block 0: products and grids are
+those of real requests, only their keys are all the same ones. Nothing real changes, and the padding
+slot is back at length 0 when a size is done.
 """
 
 from __future__ import annotations

@@ -109,6 +109,7 @@ class DraftLengths(Protocol):
         """Learn from a round of the request with that history.
 
         Args:
+            acceptance: its history, which grows.
             num_drafts: drafts that counted.
             num_accepted: of them, accepted.
             confidence: the draft's chances for this round's drafts; empty if it has none.
@@ -237,5 +238,5 @@ def _is_due(acceptance: Acceptance) -> bool:
 
 
 def _gains(pool: Sequence[tuple[float, int, int]], num_drafts: int) -> list[float]:
-    """Return the survivors to expect of the best 0, 1, 2, ... drafts with an index below a count."""
+    """Return the survivors to expect of the best 0, 1, 2, ... drafts below a draft index."""
     return [0.0, *accumulate(-cost for cost, j, _ in pool if j < num_drafts)]

@@ -237,7 +237,7 @@ _MACHINE: tuple[Code, ...] = (
         severity="error",
         summary="A cost table was measured on something else, or is no cost table.",
         why=(
-            "Costs hold for one manifest, device, dtype, set of kernels and size of engine. A table "
+            "Costs hold for one manifest, device, dtype, set of kernels and size of engine. Those "
             "of another setting would choose draft counts that slow decoding down."
         ),
         fix="Remove the file, and the next start measures again; or give another `--cost-table`",
