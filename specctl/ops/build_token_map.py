@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.ops.cut_token_map import CutOptions, cut_token_map
@@ -38,7 +37,7 @@ from specctl.tokenmap.split import (
     survey,
 )
 
-Progress = Callable[[Literal["reading", "counting"], int, int], None]
+Progress = Callable[[str, int, int], None]
 """Called with the phase, the bytes done and about the bytes in total, of that phase."""
 
 
@@ -175,9 +174,7 @@ def _replaced(plan: Survey) -> list[Diagnostic]:
     ]
 
 
-def _tally(
-    progress: Progress | None, phase: Literal["reading", "counting"], total: int
-) -> Advance | None:
+def _tally(progress: Progress | None, phase: str, total: int) -> Advance | None:
     """Return a function that adds up what it is told and passes the sum on."""
     if progress is None:
         return None

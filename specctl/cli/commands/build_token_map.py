@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +26,6 @@ from specctl.cli.token_map_options import (
     Weight,
     cut_options,
 )
-from specctl.ops.build_token_map import Progress
 from specctl.ops.build_token_map import build_token_map as build
 from specctl.ops.cut_token_map import OUTPUT
 
@@ -88,7 +86,7 @@ def build_token_map(
         output=output_directory,
     )
     with output.writing(output_directory):
-        with output.progress("corpus", 100) as step:
+        with output.bar("reading") as step:
             report = build(
                 corpus,
                 tokenizer=tokenizer,
@@ -96,21 +94,6 @@ def build_token_map(
                 fields=field or (),
                 roles=role or (),
                 counts=counts,
-                progress=_percent(step),
+                progress=step,
             )
         answer_report(report, options.output, is_json=json)
-
-
-def _percent(step: Callable[[str], None]) -> Progress:
-    """Turn bytes into the hundred steps of the bar: ten for reading, ninety for counting."""
-    shown = 0
-
-    def progress(phase: str, done: int, total: int) -> None:
-        nonlocal shown
-        share = min(1.0, done / max(1, total))
-        percent = int(10 * share if phase == "reading" else 10 + 90 * share)
-        for _ in range(shown, percent):
-            step(phase)
-        shown = max(shown, percent)
-
-    return progress
