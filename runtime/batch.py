@@ -8,7 +8,7 @@ may share a batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -106,6 +106,37 @@ class PackedLayout:
     rows_BW: torch.Tensor
 
 
+RoundKind = Literal["greedy", "sampled", "filtered"]
+"""How the tokens of a round are chosen: all greedy, some drawn, some drawn after filters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RoundSampling:
+    """How the requests of a round choose tokens, on the device.
+
+    Args:
+        is_sampled_B: bool, False for greedy requests and padding.
+        seed_low_B: int64, low 32 bits of the request's seed.
+        seed_high_B: int64, high 32 bits.
+        choice_index_B: int64, index among the choices of one request.
+        temperature_B: fp32, 1 for greedy.
+        top_k_B: int64; the vocabulary's size or more keeps all.
+        log_min_p_B: fp32; -inf keeps all.
+        top_p_B: fp64; 1 keeps all.
+        has_filters: whether filters are applied; False only where they would keep all (host value).
+    """
+
+    is_sampled_B: torch.Tensor
+    seed_low_B: torch.Tensor
+    seed_high_B: torch.Tensor
+    choice_index_B: torch.Tensor
+    temperature_B: torch.Tensor
+    top_k_B: torch.Tensor
+    log_min_p_B: torch.Tensor
+    top_p_B: torch.Tensor
+    has_filters: bool
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundRequests:
     """The requests of a round whose numbers the host does not know: it runs behind the device.
@@ -124,6 +155,7 @@ class RoundRequests:
         max_length: bound of every position + 1 in this round (host value).
         layout: of the rows to verify; None where every request has W of them. With a layout
             `block_tables_BT` has one row more, the padding rows'.
+        sampling: how tokens are drawn; None where every request is greedy.
     """
 
     slots_B: torch.Tensor
@@ -136,6 +168,7 @@ class RoundRequests:
     row_request_BW: torch.Tensor
     max_length: int
     layout: PackedLayout | None = None
+    sampling: RoundSampling | None = None
 
     def batch(self, ids_target_BC: torch.Tensor, *, first: int = 0) -> PreparedBatch:
         """Return C rows of each request at consecutive positions, request by request.
@@ -158,7 +191,6 @@ class RoundRequests:
             max_length=self.max_length,
             rows_per_request=count,
         )
-
 
     def verify_batch(self, ids_target_BW: torch.Tensor) -> PreparedBatch:
         """Return the rows that the target verifies: all W of each request, or the packed ones.
@@ -233,8 +265,8 @@ class ConfidentDraft(Protocol):
 class RoundDraft(Protocol):
     """The part of a proposer that runs inside a round without host reads (eager or captured).
 
-    Greedy only. The rows of a request never depend on those of another; per-slot state has one row
-    more than requests, for padding. Shapes follow from the arguments' shapes alone.
+    The rows of a request never depend on those of another; per-slot state has one row more than
+    requests, for padding. Shapes follow from the arguments' shapes alone.
     """
 
     @property

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from runtime.batch import RoundKind
 from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.request import Placement, Request
 from runtime.engine.scheduler import Scheduler
+from runtime.engine.slot_params import round_kind, slot_sampling
 from runtime.graphs.capture import NUM_BUFFERS, GraphReport
 from runtime.graphs.round import DeviceRound, RoundRunner
 from runtime.graphs.state import RoundShape, RoundState, SlotRow
@@ -143,6 +145,7 @@ class Pipeline:
         self._is_written = False  # device state of all lanes is current
         self._written_drafts: tuple[int, ...] | None = None  # None: the lanes changed since
         self._batch = 0
+        self._kind: RoundKind = "greedy"  # of the rounds to come
 
     def next_results(self) -> list[LaneResult] | None:
         """Keep rounds in flight and return the oldest one's; None: the eager path's turn.
@@ -226,13 +229,16 @@ class Pipeline:
     def _launch(self, size: _Size) -> None:
         ahead = sum(flight.shape.width for flight in self._flights)
         longest = max(len(lane.request.ids_target) for lane in self._lanes)
-        context = smallest_fit(self._runner.contexts, longest + ahead + size.count)
+        # Rounds that draw are made for the longest context only.
+        contexts = self._runner.contexts if self._kind == "greedy" else self._runner.contexts[-1:]
+        context = smallest_fit(contexts, longest + ahead + size.count)
         assert context is not None, "`_prepare` keeps rounds within the context"
         shape = RoundShape(
             batch=size.batch,
             num_drafts=size.count,
             context=context,
             num_packed_rows=size.num_packed_rows,
+            kind=self._kind,
         )
         self._write(size)
         self._runner.launch(shape, self._next_buffer)
@@ -259,6 +265,7 @@ class Pipeline:
                         length=len(lane.request.ids_target) - 1,
                         newest_id_target=lane.request.ids_target[-1],
                         blocks=lane.placement.table.blocks,
+                        sampling=slot_sampling(lane.request.params),
                     )
                     for lane in self._lanes
                 ]
@@ -280,10 +287,8 @@ class Pipeline:
     def _join(self) -> bool:
         """Take the running requests as lanes; False when one of them needs the eager path."""
         running = self._scheduler.running
-        if not running or not all(
-            request.placed.is_decoding and request.params.device_kind == "greedy"
-            for request in running
-        ):
+        kind = round_kind([request.params for request in running])
+        if kind is None or not all(request.placed.is_decoding for request in running):
             return False
         known = {id(lane.placement): lane for lane in self._lanes} if self._is_written else {}
         lanes = tuple(known.get(id(request.placed)) or self._lane(request) for request in running)
@@ -295,6 +300,7 @@ class Pipeline:
         for lane in lanes:  # rows beyond a lane's own drafts need positions, too
             lane.last_length = min(lane.last_length, self._config.max_model_len - count - 1)
         self._lanes, self._batch, self._written_drafts = lanes, batch, None
+        self._kind = kind
         self._seen_version = self._scheduler.version
         return True
 

@@ -12,13 +12,16 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
+from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
 
+KINDS: tuple[RoundKind, ...] = get_args(RoundKind)
 NUM_BUFFERS = 2
 """Rounds in flight at most: one runs while the one before it is read."""
 
@@ -79,12 +82,17 @@ class GraphSet:
         )
         shapes = [
             RoundShape(
-                batch=batch, num_drafts=num_drafts, context=context, num_packed_rows=num_rows
+                batch=batch,
+                num_drafts=num_drafts,
+                context=context,
+                num_packed_rows=num_rows,
+                kind=kind,
             )
+            for kind in KINDS
             for batch in reversed(self.batches)  # the largest first: smaller ones reuse its memory
             for num_drafts in reversed(self.draft_counts)
             for num_rows in (None, *reversed(self.packed_row_counts(batch, num_drafts)))
-            for context in reversed(self.contexts)
+            for context in reversed(self.contexts if kind == "greedy" else self.contexts[-1:])
         ]
         free_before, _ = torch.cuda.mem_get_info(device)
         start = time.perf_counter()

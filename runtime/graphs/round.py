@@ -1,4 +1,4 @@
-"""A whole greedy round as one function of device tensors: draft, verify, accept, commit, observe.
+"""A whole round as one function of device tensors: draft, verify, accept, commit, observe.
 
 Nothing here reads the device from the host, so the function may be captured; run eagerly it is the
 readable twin of the captured round and serves the CPU. It gives the tokens and the draft state of
@@ -19,9 +19,18 @@ from typing import Protocol
 
 import torch
 
-from runtime.batch import ConfidentDraft, RoundDraft, RoundStates, packed
+from runtime.batch import (
+    ConfidentDraft,
+    PreparedBatch,
+    RoundDraft,
+    RoundRequests,
+    RoundStates,
+    packed,
+)
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.accept import accept
+from runtime.kernels.draw import draw_tokens
+from runtime.kernels.noise import TOKEN_DRAW
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
 
@@ -87,13 +96,11 @@ class DeviceRound:
             ids_BW = torch.cat([ids_BW, drafts_BG], dim=1)
         batch = requests.verify_batch(ids_BW)
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
-        chosen_N = self.target.greedy_ids(output.hidden_ND)
+        chosen_N = self._choose(requests, batch, output.hidden_ND)
         chosen_BW = requests.per_request(chosen_N)
         num_drafts_B = requests.num_drafts_B
         if self.forced is not None:
-            num_drafts_B = self.forced.accepted(
-                requests.slots_B, requests.lengths_B, num_drafts_B
-            )
+            num_drafts_B = self.forced.accepted(requests.slots_B, requests.lengths_B, num_drafts_B)
             chosen_BW = self.forced.choose(drafts_BG, chosen_BW, num_drafts_B)
             chosen_N = packed(chosen_BW)
         num_accepted_B, _ = accept(drafts_BG, chosen_BW, num_drafts_B)
@@ -114,6 +121,36 @@ class DeviceRound:
             count = shape.num_drafts
             state.confidence_BG[: shape.batch, :count].copy_(known_BG[:, :count])
 
+    def _choose(
+        self, requests: RoundRequests, batch: PreparedBatch, hidden_ND: torch.Tensor
+    ) -> torch.Tensor:
+        """Return int64 [N], the target's token at each row.
+
+        Sync: none (CUDA).
+        """
+        sampling = requests.sampling
+        if sampling is None:
+            return self.target.greedy_ids(hidden_ND)
+        # Padding rows of a packed round are those of one request more.
+        request_N = batch.row_request_N.long().clamp(max=sampling.is_sampled_B.shape[0] - 1)
+        position_N = batch.positions_N + 1
+        chosen = [
+            draw_tokens(
+                self.target.logits(hidden_ND[part]),
+                sampling,
+                request_N[part],
+                position_N[part],
+                TOKEN_DRAW,
+            )
+            for part in row_parts(hidden_ND.shape[0])
+        ]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+
+
+def row_parts(num_rows: int, size: int = 64) -> list[slice]:
+    """Return slices that cover the rows: logits of so many rows exist at once."""
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
 
 class RoundRunner(Protocol):
     """Launches rounds without waiting and hands their outcomes over later."""
@@ -128,7 +165,7 @@ class RoundRunner(Protocol):
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Bounds of positions that it runs, ascending."""
+        """Bounds of positions that it runs, ascending; rounds that draw run with the last only."""
 
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
         """Return the row counts of its ragged rounds with these sizes, ascending."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import PackedLayout, RoundRequests
+from runtime.batch import PackedLayout, RoundKind, RoundRequests
+from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
 from runtime.kernels.round import commit_round, prepare_round
 
 
@@ -29,12 +30,14 @@ class RoundShape:
         context: bound of every position + 1.
         num_packed_rows: rows of a ragged round, which packs each request's own drafts + 1;
             None: every request has `width` rows.
+        kind: how tokens are chosen.
     """
 
     batch: int
     num_drafts: int
     context: int
     num_packed_rows: int | None = None
+    kind: RoundKind = "greedy"
 
     @property
     def width(self) -> int:
@@ -55,12 +58,14 @@ class SlotRow:
         length: positions whose KV is final.
         newest_id_target: the token at that position.
         blocks: its block table.
+        sampling: how its tokens are chosen.
     """
 
     slot: int
     length: int
     newest_id_target: int
     blocks: Sequence[int]
+    sampling: SlotSampling = GREEDY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,6 +94,7 @@ class RoundState:
         slots_B: int64 input, slots of the round's requests, then `padding_slot`, at least once.
         num_drafts_B: int64 input, drafts that count, 0 for padding.
         output_BX: int64 [B, 1 + W] output: accepted drafts, then the target's choice at each row.
+        sampling: how the requests in slots choose tokens.
         confidence_BG: float32 output, the draft's chances for a round's drafts; 1 without a head.
     """
 
@@ -126,6 +132,7 @@ class RoundState:
         self.num_drafts_B = torch.zeros_like(self.slots_B)
         self._constants: dict[tuple[int, int, int], RoundConstants] = {}
         self.output_BX = torch.zeros((max_batch, max_drafts + 2), dtype=torch.int64, device=device)
+        self.sampling = SamplingState(num_slots + 1, device)
         self.confidence_BG = torch.ones((max_batch, max_drafts), device=device)
 
     def constants(self, shape: RoundShape) -> RoundConstants:
@@ -158,6 +165,7 @@ class RoundState:
         self.lengths_S.index_copy_(0, slots, lengths)
         self.newest_ids_target_S.index_copy_(0, slots, newest)
         self.block_tables_ST.index_copy_(0, slots, self._copied(tables, torch.int32))
+        self.sampling.write([row.slot for row in rows], [row.sampling for row in rows])
 
     def write_blocks(self, cells: Sequence[tuple[int, int, int]]) -> None:
         """Add blocks to tables.
@@ -217,6 +225,9 @@ class RoundState:
             row_request_BW=constants.row_request_BW,
             max_length=shape.context,
             layout=self._layout(shape) if is_packed else None,
+            sampling=None
+            if shape.kind == "greedy"
+            else self.sampling.select(self.slots_B[:count], has_filters=shape.kind == "filtered"),
         )
 
     def last_rows(

@@ -16,7 +16,7 @@ import torch
 from runtime.batch import RoundRequests, packed
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
-from runtime.spec.draft_choice import DraftHead
+from runtime.spec.draft_choice import DraftHead, choose_round_drafts
 
 
 def block_states(
@@ -73,7 +73,7 @@ def read_block(
         if logits_BR is None:
             continue
         logits_BR = model.select(logits_BR, previous_B, hidden_BH)
-        previous_B = chooser.propose_ids(logits_BR)
+        previous_B = choose_round_drafts(chooser, logits_BR, requests, draft_index=len(drafts))
         drafts.append(previous_B)
         if model.confidence is not None:
             odds.append(model.confidence.logits(hidden_BH, before_BM))

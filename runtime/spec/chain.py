@@ -23,7 +23,7 @@ import torch
 from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import ChainDraft
-from runtime.spec.draft_choice import DraftHead, DraftLaws, choose_drafts
+from runtime.spec.draft_choice import DraftHead, DraftLaws, choose_drafts, choose_round_drafts
 from runtime.spec.dynamic_rows import DynamicRows
 from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
@@ -140,7 +140,9 @@ class ChainProposer:
             if drafts:
                 entries = requests.batch(drafts[-1][:, None], first=len(drafts) - 1)
                 hidden = self._model.forward(entries, hidden.feedback_NH, self._kv)
-            drafts.append(head.propose_ids(hidden.head_input_NH))
+            drafts.append(
+                choose_round_drafts(head, hidden.head_input_NH, requests, draft_index=len(drafts))
+            )
         return torch.stack(drafts, dim=1) if drafts else slots_B.new_zeros((slots_B.shape[0], 0))
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:

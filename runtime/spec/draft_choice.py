@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from runtime.batch import RoundRequests
+from runtime.kernels.draw import draw_tokens
 from runtime.kernels.sample import sample
 from runtime.spec.host import on_device
 from runtime.spec.noise import DrawKind, draft_kind, noise_rows
@@ -110,6 +112,34 @@ def choose_drafts(
         if laws is not None and chosen[0].params.is_rejection:
             laws.add(chosen, log_q_MR, draft_index)
     return ids_target_N
+
+
+def choose_round_drafts(
+    head: DraftHead, head_input_BH: torch.Tensor, requests: RoundRequests, *, draft_index: int
+) -> torch.Tensor:
+    """Return int64 target ids [B]: what `choose_drafts` chooses, inside a round on the device.
+
+    Args:
+        head: of the draft.
+        head_input_BH: one row per request.
+        requests: of the round.
+        draft_index: 0 for the first draft of the round.
+
+    Sync: none.
+    """
+    sampling = requests.sampling
+    if sampling is None:
+        return head.propose_ids(head_input_BH)
+    map_R = head.draft_to_target_R
+    columns_B = draw_tokens(
+        head.logits(head_input_BH),
+        sampling,
+        requests.row_request_BW[:, 0].long(),
+        requests.lengths_B + (1 + draft_index),
+        DrawKind.TOKEN,
+        noise_ids_V=map_R,
+    )
+    return map_R[columns_B]
 
 
 def _is_seeded(view: RequestView) -> bool:

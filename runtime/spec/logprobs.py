@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.exact import exact_log
-from runtime.spec.sampling import FIXED_POINT, comparable, masses
+from runtime.kernels.law import FIXED_POINT, comparable, masses
 from runtime.spec.types import TokenLogprobs
 
 LEAST_LOGPROB = -9999.0

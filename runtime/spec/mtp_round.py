@@ -19,6 +19,7 @@ import torch
 from runtime.batch import PreparedBatch, RoundRequests, RoundStates, packed
 from runtime.kv import KVLayer
 from runtime.models import MtpModel
+from runtime.spec.draft_choice import choose_round_drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,7 +69,8 @@ class LayeredRound:
         assert num_drafts <= len(model.layers), "a layer makes one draft"
         if num_drafts == 0:
             return slots_B.new_zeros((num_requests, 0))
-        drafts = [model.propose_ids(state.head_input_SH.index_select(0, slots_B))]
+        head_input_BH = state.head_input_SH.index_select(0, slots_B)
+        drafts = [choose_round_drafts(model, head_input_BH, requests, draft_index=0)]
         state_BCH = state.head_input_SH.new_zeros((num_requests, 0, state.head_input_SH.shape[1]))
         row_request_B = requests.row_request_BW[:, :1]
         for index in range(1, num_drafts):
@@ -85,7 +87,8 @@ class LayeredRound:
             hidden = model.forward_layer(index, entries, known_BCH.flatten(0, 1), self.kv)
             state_BCH = hidden.feedback_NH.view(known_BCH.shape)
             heads_BCH = hidden.head_input_NH.view(known_BCH.shape)
-            drafts.append(model.propose_ids(heads_BCH[:, -1].contiguous()))
+            head_input_BH = heads_BCH[:, -1].contiguous()
+            drafts.append(choose_round_drafts(model, head_input_BH, requests, draft_index=index))
         return torch.stack(drafts, dim=1)
 
     def observe(self, requests: RoundRequests, states: RoundStates) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from runtime.kernels.noise import (
     MASK_32,
+    TOKEN_DRAW,
     NoiseRows,
     gumbel_from_words,
     gumbel_noise,
@@ -50,7 +51,7 @@ class DrawKind(IntEnum):
     FIRST_DRAFT: rejection mode: draft 0 of a round; draft j has the j-th kind after it.
     """
 
-    TOKEN = 0
+    TOKEN = TOKEN_DRAW
     ORACLE = 1
     ACCEPT = 2
     RESIDUAL = 3

@@ -19,7 +19,7 @@ import torch
 from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import PEagleModel
-from runtime.spec.draft_choice import DraftLaws, choose_drafts
+from runtime.spec.draft_choice import DraftLaws, choose_drafts, choose_round_drafts
 from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
@@ -110,8 +110,16 @@ class ParallelProposer:
             masked = self._model.forward_masked(requests.batch(ids_BG), self._kv).head_input_NH
             masked_BGH = masked.view(num_requests, num_drafts - 1, -1)
             head_input_BGH = torch.cat((head_input_BGH, masked_BGH), dim=1)
-        ids_target_N = self._model.propose_ids(head_input_BGH.flatten(0, 1))
-        return ids_target_N.view(num_requests, num_drafts)
+        if requests.sampling is None:
+            ids_target_N = self._model.propose_ids(head_input_BGH.flatten(0, 1))
+            return ids_target_N.view(num_requests, num_drafts)
+        drafts = [
+            choose_round_drafts(
+                self._model, head_input_BGH[:, j].contiguous(), requests, draft_index=j
+            )
+            for j in range(num_drafts)
+        ]
+        return torch.stack(drafts, dim=1)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Run the draft on every row of a verify; see `RoundDraft`.

@@ -5,7 +5,7 @@ draft was drawn from q and nothing else that is decided depends on that draw. A 
 not known counts as certain (q is one-hot): it stays with probability p, and the token in its place
 is drawn from p without it. Both laws are the processed ones, after every option of the request.
 
-Laws are integers over their sum (`sampling.masses`), so both add up to one exactly as compared.
+Laws are integers over their sum (`kernels.law.masses`), so both add up to one exactly as compared.
 Where rounding leaves nothing of max(p - q, 0), the token is drawn from p.
 
 Legend: M rows, V target ids, R ids of the draft's vocabulary.
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.exact import exact_log
+from runtime.kernels.law import masses
 from runtime.kernels.noise import NoiseRows, uniform, words_at
 from runtime.kernels.sample import sample
 from runtime.spec.noise import DrawKind
-from runtime.spec.sampling import masses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

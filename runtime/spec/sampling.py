@@ -25,16 +25,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from runtime.kernels.exact import exact_exp
+from runtime.kernels.law import (
+    KEEPS_ALL,
+    MASKED,
+    FilterRows,
+    comparable,
+    filter_rows,
+    scale_rows,
+)
 from runtime.spec.host import on_device
 from runtime.spec.noise import NoiseKey
 from runtime.spec.types import RequestView, SamplingParams
 
-_MASKED = -math.inf
-# Fixed point of the top-p sum: 40 bits for a weight in [0, 1] leave 23 bits for the vocabulary.
-FIXED_POINT = 2.0**40
-KEEPS_ALL = 2**31 - 1
-"""A `top_k` beyond every vocabulary."""
 # Temperatures beyond these count as these: they and their reciprocals are normal in float32.
 _LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 2.0**-126, 2.0**126
 
@@ -108,9 +110,9 @@ def process_logits(
     if has_penalties(params):
         _penalise(values_V, params, counts)
     if counts.num_output < params.min_tokens and params.end_ids_target:
-        values_V[on_device(params.end_ids_target, device=values_V.device)] = _MASKED
+        values_V[on_device(params.end_ids_target, device=values_V.device)] = MASKED
     if allowed_V is not None:
-        values_V = torch.where(allowed_V, values_V, _MASKED)
+        values_V = torch.where(allowed_V, values_V, MASKED)
     if params.is_greedy:
         return comparable(values_V)
     return filter_ids(scale(values_V, params.temperature), params)
@@ -132,15 +134,6 @@ def _penalise(values_V: torch.Tensor, params: SamplingParams, counts: TokenCount
     values_V[index] -= params.frequency_penalty * times
 
 
-def comparable(values_V: torch.Tensor) -> torch.Tensor:
-    """Return values of which one is the highest: NaN is -inf and +inf the highest finite number.
-
-    NaN is never chosen, as in the head's own argmax. Options beyond float32's range make infinities
-    here, and NaN where two of them meet.
-    """
-    return torch.nan_to_num(values_V, nan=_MASKED, neginf=_MASKED)
-
-
 def scale(values_V: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return (values - max) / temperature: 0 at the maximum, less elsewhere, never NaN."""
     temperature_M = on_device(
@@ -154,42 +147,11 @@ def usable_temperature(temperature: float) -> float:
     return min(max(temperature, _LEAST_TEMPERATURE), _LARGEST_TEMPERATURE)
 
 
-def scale_rows(values_MV: torch.Tensor, temperature_M: torch.Tensor) -> torch.Tensor:
-    """Compute `scale` for many rows.
-
-    Args:
-        values_MV: fp32.
-        temperature_M: fp32, each a `usable_temperature`.
-
-    Exactness: a row depends on itself alone.
-    Graph-safe: yes.
-    """
-    values_MV = comparable(values_MV)
-    lowest = torch.finfo(torch.float32).min
-    highest_M1 = values_MV.amax(dim=1, keepdim=True).clamp(min=lowest)
-    return (values_MV - highest_M1) / temperature_M[:, None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FilterRows:
-    """Filters of M rows on the device, each with a value that keeps every id.
-
-    Args:
-        top_k_M: int64; V or more keeps all.
-        log_min_p_M: fp32; -inf keeps all.
-        top_p_M: fp64; 1 keeps all.
-    """
-
-    top_k_M: torch.Tensor
-    log_min_p_M: torch.Tensor
-    top_p_M: torch.Tensor
-
-
 def filter_columns(params: SamplingParams) -> tuple[int, float, float]:
     """Return a request's (top_k, log min_p, top_p) as `FilterRows` holds them."""
     return (
         params.top_k if params.top_k > 0 else KEEPS_ALL,
-        math.log(params.min_p) if params.min_p > 0.0 else _MASKED,
+        math.log(params.min_p) if params.min_p > 0.0 else MASKED,
         params.top_p,
     )
 
@@ -246,35 +208,6 @@ def filters_of(params: Sequence[SamplingParams], *, device: torch.device) -> Fil
 def has_filters(params: SamplingParams, *, num_ids: int) -> bool:
     """Tell whether a filter may drop one of `num_ids` ids."""
     return 0 < params.top_k < num_ids or params.min_p > 0.0 or params.top_p < 1.0
-
-
-def filter_rows(scaled_MV: torch.Tensor, rows: FilterRows) -> torch.Tensor:
-    """Compute `filter_ids` for many rows.
-
-    Exactness: a row depends on itself alone; sums whose order a device may choose are integer sums.
-    Graph-safe: yes.
-    """
-    ordered_MV, order_MV = torch.sort(scaled_MV, dim=1, descending=True, stable=True)
-    rank_V = torch.arange(ordered_MV.shape[1], device=ordered_MV.device)
-    keep_MV = rank_V < rows.top_k_M[:, None]
-    keep_MV &= ordered_MV >= rows.log_min_p_M[:, None]
-    mass_MV = masses(ordered_MV) * keep_MV
-    before_MV = (mass_MV.cumsum(dim=1) - mass_MV).to(torch.float64)
-    share_M1 = mass_MV.sum(dim=1, keepdim=True).to(torch.float64) * rows.top_p_M[:, None]
-    keep_MV &= (before_MV < share_M1) | (rows.top_p_M[:, None] >= 1.0)
-    keep_MV |= rank_V == 0
-    kept_MV = torch.where(keep_MV, ordered_MV, _MASKED)
-    return torch.empty_like(scaled_MV).scatter_(1, order_MV, kept_MV)
-
-
-def masses(scaled_MV: torch.Tensor) -> torch.Tensor:
-    """Return exp(log weight) in fixed point, int64: 2**40 at the highest, whose log weight is 0.
-
-    Integers: a float sum may be added in another order from one call to the next.
-
-    Exactness: elementwise.
-    """
-    return (exact_exp(scaled_MV.to(torch.float64)) * FIXED_POINT).round().to(torch.int64)
 
 
 def noise_key(params: SamplingParams, position: int) -> NoiseKey:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from runtime.batch import PreparedBatch, RoundDraft
+from runtime.batch import PreparedBatch, RoundDraft, RoundKind
 from specctl.contract.manifest import VerificationMode
-
-
-RoundKind = Literal["greedy", "sampled"]
-"""How the target's tokens are chosen in a round that runs on the device."""
 
 MAX_LOGPROBS = 20
 """Likeliest ids that are reported with a token at most."""
@@ -71,7 +67,8 @@ class SamplingParams:
             return "greedy"
         if self.is_greedy or not replace(self, temperature=0.0).is_plain_greedy:
             return None
-        return "sampled"
+        has_filters = self.top_k > 0 or self.min_p > 0.0 or self.top_p < 1.0
+        return "filtered" if has_filters else "sampled"
 
     @property
     def is_greedy(self) -> bool:

@@ -10,7 +10,7 @@ from runtime.config import RuntimeConfig
 from runtime.engine.request import RequestInput
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
-from runtime.spec.types import DeviceProposer
+from runtime.spec.types import DeviceProposer, SamplingParams
 from tests.engine_harness import World, prompt_of
 from tests.fake_graph import FakeGraph, make_llm
 from tests.tiny_block import BlockCase, make_block_world
@@ -59,9 +59,27 @@ class PackedGraph(FakeGraph):
         super().launch(replace(shape, num_packed_rows=num_rows), buffer)
 
 
-@pytest.mark.parametrize("make_runner", [FakeGraph, PackedGraph])
+def sampled_requests() -> tuple[RequestInput, ...]:
+    """Return the requests with options of three kinds: greedy, drawn, drawn after filters."""
+    kinds = (
+        SamplingParams(),
+        SamplingParams(temperature=0.4, seed=2**63 - 5),
+        SamplingParams(temperature=0.6, top_k=40, top_p=0.9, min_p=0.01, seed=-7, choice_index=2),
+        SamplingParams(temperature=0.2, top_p=0.5, seed=11),
+    )
+    return tuple(
+        replace(request, params=params, max_tokens=9)
+        for request, params in zip(REQUESTS, kinds, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make_runner", "asked"),
+    [(FakeGraph, REQUESTS), (PackedGraph, REQUESTS), (PackedGraph, sampled_requests())],
+    ids=["dense", "packed", "packed-sampled"],
+)
 def test_drafts_on_the_device_are_the_eager_ones(
-    world: World, make_runner: type[FakeGraph]
+    world: World, make_runner: type[FakeGraph], asked: tuple[RequestInput, ...]
 ) -> None:
     assert world.manifest.draft is not None
     settings = {
@@ -78,7 +96,7 @@ def test_drafts_on_the_device_are_the_eager_ones(
 
     ahead, _ = make_llm(world, make_runner=make, **settings)
     assert isinstance(eager.engine._proposer, DeviceProposer)
-    expected, found = eager.generate(REQUESTS), ahead.generate(REQUESTS)
+    expected, found = eager.generate(asked), ahead.generate(asked)
     for one, other in zip(found, expected, strict=True):
         assert one.ids_target == other.ids_target
         assert replace(one.usage, num_cached_tokens=0) == replace(other.usage, num_cached_tokens=0)

@@ -1,0 +1,37 @@
+"""Request options as rounds on the device hold them, and which rounds may run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from runtime.batch import RoundKind
+from runtime.graphs.slot_sampling import GREEDY, SlotSampling
+from runtime.spec.sampling import filter_columns, usable_temperature
+from runtime.spec.types import SamplingParams
+
+_KINDS: tuple[RoundKind, ...] = get_args(RoundKind)
+
+
+def round_kind(params: Sequence[SamplingParams]) -> RoundKind | None:
+    """Return the least kind of round that runs all of them; None: one needs the eager path."""
+    kinds = {item.device_kind for item in params}
+    if not kinds or None in kinds:
+        return None
+    return next(kind for kind in reversed(_KINDS) if kind in kinds)
+
+
+def slot_sampling(params: SamplingParams) -> SlotSampling:
+    """Return a request's way to choose tokens; its `device_kind` is not None."""
+    if params.is_greedy:
+        return GREEDY
+    top_k, log_min_p, top_p = filter_columns(params)
+    return SlotSampling(
+        is_sampled=True,
+        seed=params.seed,
+        choice_index=params.choice_index,
+        temperature=usable_temperature(params.temperature),
+        top_k=top_k,
+        log_min_p=log_min_p,
+        top_p=top_p,
+    )

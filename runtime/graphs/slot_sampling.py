@@ -1,0 +1,103 @@
+"""How the requests in slots choose tokens: written by the host when they join, read by rounds.
+
+Legend: S slots, the last one for padding; B requests of a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from runtime.batch import RoundSampling
+from runtime.kernels.law import KEEPS_ALL, MASKED
+
+_MASK_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotSampling:
+    """One request's way to choose tokens; the defaults are greedy.
+
+    Args:
+        seed: taken modulo 2**64.
+        choice_index: index among the choices of one request.
+        temperature: above 0; 1 for greedy.
+        top_k: `KEEPS_ALL` keeps all.
+        log_min_p: -inf keeps all.
+        top_p: 1 keeps all.
+    """
+
+    is_sampled: bool = False
+    seed: int = 0
+    choice_index: int = 0
+    temperature: float = 1.0
+    top_k: int = KEEPS_ALL
+    log_min_p: float = MASKED
+    top_p: float = 1.0
+
+
+GREEDY = SlotSampling()
+
+
+class SamplingState:
+    """Device tensors of all slots; allocated once, so captured graphs may keep their addresses."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        """Start with every slot greedy.
+
+        Args:
+            num_rows: slots, padding included.
+            device: of the models.
+        """
+
+        def column(value: float, dtype: torch.dtype) -> torch.Tensor:
+            return torch.full((num_rows,), value, dtype=dtype, device=device)
+
+        self._device = device
+        self._columns = RoundSampling(
+            is_sampled_B=column(0, torch.bool),
+            seed_low_B=column(0, torch.int64),
+            seed_high_B=column(0, torch.int64),
+            choice_index_B=column(0, torch.int64),
+            temperature_B=column(1.0, torch.float32),
+            top_k_B=column(KEEPS_ALL, torch.int64),
+            log_min_p_B=column(MASKED, torch.float32),
+            top_p_B=column(1.0, torch.float64),
+            has_filters=False,
+        )
+
+    def write(self, slots: Sequence[int], rows: Sequence[SlotSampling]) -> None:
+        """Set slots.
+
+        Sync: none.
+        """
+        seeds = [row.seed % 2**64 for row in rows]
+        values: dict[str, Sequence[float]] = {
+            "is_sampled_B": [row.is_sampled for row in rows],
+            "seed_low_B": [seed & _MASK_32 for seed in seeds],
+            "seed_high_B": [seed >> 32 for seed in seeds],
+            "choice_index_B": [row.choice_index for row in rows],
+            "temperature_B": [row.temperature for row in rows],
+            "top_k_B": [row.top_k for row in rows],
+            "log_min_p_B": [row.log_min_p for row in rows],
+            "top_p_B": [row.top_p for row in rows],
+        }
+        index = torch.tensor(slots).to(self._device, non_blocking=True)
+        for name, numbers in values.items():
+            column: torch.Tensor = getattr(self._columns, name)
+            copied = torch.tensor(numbers, dtype=column.dtype)
+            column.index_copy_(0, index, copied.to(self._device, non_blocking=True))
+
+    def select(self, slots_B: torch.Tensor, *, has_filters: bool) -> RoundSampling:
+        """Return the columns of a round's requests.
+
+        Sync: none.
+        """
+        chosen = {
+            item.name: getattr(self._columns, item.name).index_select(0, slots_B)
+            for item in fields(self._columns)
+            if item.name != "has_filters"
+        }
+        return RoundSampling(**chosen, has_filters=has_filters)
