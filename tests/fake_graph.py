@@ -28,7 +28,6 @@ from runtime.graphs.state import RoundShape
 from runtime.kernels import attention
 from runtime.spec.entries import Entries
 from runtime.spec.oracle import OracleScript
-from runtime.spec.oracle import OracleScript
 from tests.engine_harness import KV_BLOCK_SIZE, World
 from tests.linear_costs import linear_costs
 from tests.tiny_agreeing import write_agreeing_pair
