@@ -74,15 +74,17 @@ def test_the_probe_multiplies_the_weights_that_serving_does(
 ) -> None:
     probed = []
 
-    def note(weight: torch.Tensor, *, out_dtype: torch.dtype | None) -> RowInvariance:
-        probed.append(weight.shape[0])
+    def note(weight: torch.Tensor, *, is_head: bool = False) -> RowInvariance:
+        probed.append((weight.shape[0], is_head))
         return RowInvariance(product="product", largest_difference=0.0)
 
     monkeypatch.setattr("runtime.engine.probe.row_invariance_probe", note)
     target = world.models.target
     assert row_invariance_problems(target) == ()
     assert target.num_reachable_ids < target.facts.vocab_size
-    assert probed[-1] == target.num_reachable_ids, "the head without the ids nobody can choose"
+    without_padding = (target.num_reachable_ids, True)
+    assert probed[-1] == without_padding, "the head without the ids nobody can choose"
+    assert not any(is_head for _, is_head in probed[:-1])
 
 
 def test_a_machine_whose_rows_vary_is_refused(

@@ -22,8 +22,8 @@ from runtime.spec.packing import pack_rows
 from runtime.spec.types import DeviceProposer, Observation, Proposer, SamplingParams
 from specctl.ops.emit_manifest import emit_manifest
 from tests.engine_harness import kv_rows
-from tests.tiny import write_tiny_target
-from tests.tiny_last_state import write_eagle1, write_mtp
+from tests.tiny import TOKENIZER_SIZE, write_tiny_target
+from tests.tiny_last_state import write_eagle1, write_mtp, write_normed_eagle1
 from tests.tiny_manifest import load_tiny
 from tests.unit.runtime.spec.stub_model import CPU, make_view
 
@@ -68,7 +68,8 @@ def mtp_step(
 ) -> torch.Tensor:
     """Return [N, H]: the normed output for tokens `ids` beside states `h`; it is fed back, too."""
     p = f"model.layers.{4 + layer}."
-    embedded = target["model.embed_tokens.weight"][ids]
+    embedding = draft.get(f"{p}embed_tokens.weight", target["model.embed_tokens.weight"])
+    embedded = embedding[ids]
     both = [norm(embedded, draft[f"{p}enorm.weight"]), norm(h_NH, draft[f"{p}hnorm.weight"])]
     out = llama_layer(draft, p, torch.cat(both, -1) @ draft[f"{p}eh_proj.weight"].T)
     return norm(out, draft[f"{p}shared_head.norm.weight"])
@@ -78,8 +79,11 @@ def eagle1_step(
     draft: Tensors, target: Tensors, ids: list[int], h_NH: torch.Tensor
 ) -> torch.Tensor:
     """Return [N, H]: the predicted states, which the target's head reads as they are."""
-    both = torch.cat([target["model.embed_tokens.weight"][ids], h_NH], -1)
-    stream = both @ draft["fc.weight"].T + draft.get("fc.bias", torch.zeros(()))
+    embedded = target["model.embed_tokens.weight"][ids]
+    if "embedding_layernorm.weight" in draft:
+        embedded = norm(embedded, draft["embedding_layernorm.weight"])
+    stream = torch.cat([embedded, h_NH], -1) @ draft["fc.weight"].T
+    stream = stream + draft.get("fc.bias", torch.zeros(()))
     for index in range(2):
         if f"layers.{index}.mlp.up_proj.weight" in draft:
             stream = llama_layer(draft, f"layers.{index}.", stream)
@@ -97,7 +101,14 @@ class Case:
         self.step: Step = mtp_step if kind.startswith("mtp") else eagle1_step
         self.num_layers = 3 if kind == "mtp-layers" else 1
         if kind.startswith("mtp"):
-            draft_dir = write_mtp(directory / "draft", target_dir, num_layers=self.num_layers)
+            draft_dir = write_mtp(
+                directory / "draft",
+                target_dir,
+                num_layers=self.num_layers,
+                has_own_vocabulary="own" in kind,
+            )
+        elif kind == "eagle-norms":
+            draft_dir = write_normed_eagle1(directory / "draft", target_dir)
         else:
             draft_dir = write_eagle1(
                 directory / "draft",
@@ -110,7 +121,22 @@ class Case:
         assert isinstance(model, (MtpModel, Eagle1Model))
         self.model = model
         self.target = {k: v.float() for k, v in load_file(target_dir / "model.safetensors").items()}
-        self.draft = {k: v.float() for k, v in load_file(draft_dir / "model.safetensors").items()}
+        # Rows above the tokenizer are padding: no token that could be proposed.
+        self.head = self.target["lm_head.weight"][:TOKENIZER_SIZE]
+        stored = load_file(draft_dir / "model.safetensors")
+        self.draft = {
+            key.replace("fusion_fc.", "fc.").replace("transformer.", "layers.0."): value.float()
+            for key, value in stored.items()
+        }
+        own = self.draft.get("model.layers.4.shared_head.head.weight")
+        if own is not None:
+            self.head = own[: len(model.draft_to_target_R)]
+        self.head_norm = self.draft.get("pre_lm_head_layernorm.weight")
+
+    def logits(self, out_NH: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the last row."""
+        last = out_NH[-1] if self.head_norm is None else norm(out_NH[-1], self.head_norm)
+        return last @ self.head.T
 
     def states(self, count: int) -> torch.Tensor:
         return torch.randn(count, 32, generator=torch.Generator().manual_seed(6)) * 2
@@ -123,7 +149,7 @@ class Case:
         first = torch.empty(0)
         for index in range(num_drafts):
             out = self.step(self.draft, self.target, tokens, rows)[-1:]
-            logits = (out @ self.target["lm_head.weight"].T)[0]
+            logits = self.logits(out)
             first = logits if index == 0 else first
             tokens.append(int(logits.argmax()))
             rows = torch.cat([rows, out])
@@ -136,14 +162,23 @@ class Case:
         for layer in range(min(num_drafts, self.num_layers)):
             read = tokens[1 + layer : 1 + layer + count]
             rows = mtp_step(self.draft, self.target, read, rows, layer)
-            logits = rows[-1] @ self.target["lm_head.weight"].T
+            logits = self.logits(rows)
             first = logits if layer == 0 else first
             tokens.append(int(logits.argmax()))
         return tokens[len(ids) :], first
 
 
 @pytest.fixture(
-    scope="module", params=["mtp", "mtp-layers", "eagle", "eagle-bias", "eagle-two-layers"]
+    scope="module",
+    params=[
+        "mtp",
+        "mtp-own",
+        "mtp-layers",
+        "eagle",
+        "eagle-bias",
+        "eagle-norms",
+        "eagle-two-layers",
+    ],
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("draft"), request.param)
