@@ -32,10 +32,15 @@ def write_mtp(
     *,
     seed: int = 3,
     num_layers: int = 1,
+    has_own_vocabulary: bool = False,
     is_agreeing: bool = False,
     max_position_embeddings: int = 512,
 ) -> Path:
-    """Write dense prediction layers in DeepSeek's layout, numbered on from the target's."""
+    """Write dense prediction layers in DeepSeek's layout, numbered on from the target's.
+
+    Args:
+        has_own_vocabulary: an embedding and a head of their own in place of the target's.
+    """
     target = json.loads((target_dir / "config.json").read_text(encoding="utf-8"))
     hidden, depth = target["hidden_size"], target["num_hidden_layers"]
     weights = Weights(seed)
@@ -53,6 +58,10 @@ def write_mtp(
                 f"{prefix}eh_proj.weight": noise + _passing(torch.ones(hidden)),
                 f"{prefix}shared_head.norm.weight": _target_norm(target_dir),
             }
+    if has_own_vocabulary:
+        prefix, rows = f"model.layers.{depth}.", target["vocab_size"]
+        weights.normal(f"{prefix}embed_tokens.weight", rows, hidden, std=1.0)
+        weights.normal(f"{prefix}shared_head.head.weight", rows, hidden, std=0.8)
     config = _config(target, max_position_embeddings) | {
         "architectures": ["LlamaForCausalLMNextN"],
         "num_nextn_predict_layers": num_layers,
@@ -86,6 +95,40 @@ def write_eagle1(
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": num_layers,
         "bias": has_bias,
+    }
+    write_json(directory / "config.json", config)
+    save_shards(directory, weights.tensors, dtype=torch.bfloat16, num_shards=1)
+    return directory
+
+
+def write_normed_eagle1(directory: Path, target_dir: Path) -> Path:
+    """Write an EAGLE-1 draft with bias and extra norms in the layout of Speculators 0.1 to 0.6."""
+    write_eagle1(directory, target_dir, has_bias=True)
+    path = directory / "model.safetensors"
+    weights = Weights(8)
+    hidden = json.loads((target_dir / "config.json").read_text("utf-8"))["hidden_size"]
+    for name in ("embedding_layernorm", "transformer.input_layernorm", "pre_lm_head_layernorm"):
+        weights.norm(name, hidden)
+    for key, value in load_file(path).items():
+        new = key.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer.")
+        weights.tensors[new] = value
+    flat = json.loads((directory / "config.json").read_text("utf-8"))
+    layers = {name: flat[name] for name in flat if name not in ("architectures", "bias")}
+    method = {"proposal_type": "greedy", "speculative_tokens": 3}
+    config = {
+        "architectures": ["EagleSpeculator"],
+        "speculators_model_type": "eagle",
+        "speculators_version": "0.5.0",
+        "transformer_layer_architecture": "LlamaDecoderLayer",
+        "fusion_bias": True,
+        "layernorms": True,
+        "speculators_config": {
+            "algorithm": "eagle",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "tiny/target"},
+        },
+        "transformer_layer_config": layers,
     }
     write_json(directory / "config.json", config)
     save_shards(directory, weights.tensors, dtype=torch.bfloat16, num_shards=1)
