@@ -156,6 +156,7 @@ class RoundRequests:
         layout: of the rows to verify; None where every request has W of them. With a layout
             `block_tables_BT` has one row more, the padding rows'.
         sampling: how tokens are drawn; None where every request is greedy.
+        arrivals_X: as in `PreparedBatch`.
     """
 
     slots_B: torch.Tensor
@@ -169,6 +170,7 @@ class RoundRequests:
     max_length: int
     layout: PackedLayout | None = None
     sampling: RoundSampling | None = None
+    arrivals_X: torch.Tensor | None = None
 
     def batch(self, ids_target_BC: torch.Tensor, *, first: int = 0) -> PreparedBatch:
         """Return C rows of each request at consecutive positions, request by request.
@@ -190,6 +192,7 @@ class RoundRequests:
             block_tables_BT=self.block_tables_BT,
             max_length=self.max_length,
             rows_per_request=count,
+            arrivals_X=self.arrivals_X,
         )
 
     def verify_batch(self, ids_target_BW: torch.Tensor) -> PreparedBatch:

@@ -20,6 +20,9 @@ from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
 from runtime.kernels.round import commit_round, prepare_round
 
 
+_NUM_ARRIVALS = 1 << 16  # programs of one attention launch that share rows; more bring their own
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundShape:
     """The numbers that fix every shape and grid of a round.
@@ -130,6 +133,7 @@ class RoundState:
         )
         self.slots_B = torch.full((max_batch + 1,), num_slots, dtype=torch.int64, device=device)
         self.num_drafts_B = torch.zeros_like(self.slots_B)
+        self._arrivals_X = torch.zeros(_NUM_ARRIVALS, dtype=torch.int32, device=device)
         self._constants: dict[tuple[int, int, int], RoundConstants] = {}
         self.output_BX = torch.zeros((max_batch, max_drafts + 2), dtype=torch.int64, device=device)
         self.sampling = SamplingState(num_slots + 1, device)
@@ -228,6 +232,7 @@ class RoundState:
             sampling=None
             if shape.kind == "greedy"
             else self.sampling.select(self.slots_B[:count], has_filters=shape.kind == "filtered"),
+            arrivals_X=self._arrivals_X,
         )
 
     def last_rows(
