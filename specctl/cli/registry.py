@@ -46,6 +46,7 @@ COMMANDS: tuple[Command, ...] = (
             "specctl validate path/to/draft --target path/to/target",
             "specctl validate manifest.yaml",
             "specctl validate drafts/ --engine sglang --format github",
+            "specctl validate token-map/ --target path/to/target",
             "specctl validate --expect fixtures/expected.yaml fixtures/",
         ),
     ),

@@ -232,7 +232,8 @@ def _field(item: Mapping[str, Any]) -> Answer | None:
             return tuple(value)
     for key in _LIST_KEYS:
         if isinstance(item.get(key), list):
-            return "\n".join(_assistant_texts(item[key]))
+            texts = list(_assistant_texts(item[key]))
+            return "\n".join(texts) if texts else None
     choices = item.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         message = choices[0].get("message")

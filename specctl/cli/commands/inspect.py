@@ -21,7 +21,8 @@ def inspect(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="Draft or target: a directory, hf:org/name or ms:org/name."
+            metavar="SOURCE",
+            help="Draft or target: a directory, hf:org/name or ms:org/name; or a token map.",
         ),
     ],
     target: Annotated[
@@ -42,7 +43,7 @@ def inspect(
     offline: Offline = False,
     allow_pickle: AllowPickle = False,
 ) -> None:
-    """Show every fact of a draft or target, and where it was found.
+    """Show every fact of a draft, target or token map, and where it was found.
 
     Reads config, headers, the index and the map tensors; weights with --deep only. Exit 1 when a
     finding is an error.

@@ -22,8 +22,8 @@ def validate(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Checkpoints, files of checkpoints, manifests, directories that hold some, or "
-            "quoted patterns such as 'drafts/**/config.json'.",
+            help="Checkpoints, files of checkpoints, manifests, token maps, directories that hold "
+            "some, or quoted patterns such as 'drafts/**/config.json'.",
         ),
     ],
     target: Annotated[
@@ -68,7 +68,7 @@ def validate(
     offline: Offline = False,
     allow_pickle: AllowPickle = False,
 ) -> None:
-    """Check checkpoints and manifests.
+    """Check checkpoints, manifests and token maps.
 
     Exit 0: no error and no warning. Exit 1: a finding, or with --expect a difference from the
     list. Exit 2: wrong usage or a fault of specctl.

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime.bench.raw import RECORDS_FILE, RequestRecord
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.tokenmap.cost import accepted_drafts
-from specctl.tokenmap.outputs import Outputs, read_outputs
+from specctl.tokenmap.outputs import OutputCounts, Outputs, read_outputs
 
 SIZE = 50
 
@@ -94,6 +96,7 @@ def test_a_bench_report_says_what_its_draft_reaches(tmp_path: Path, number: int)
         ("o.jsonl", "{}\n", "SD423", "#1"),
         ("o.jsonl", '{"ids": [1]}\n{"ids": [1, "x"]}', "SD423", "#2"),
         ("o.jsonl", '{"ids": [1]}\nnope', "SD423", "#2"),
+        ("o.jsonl", '{"messages": [{"role": "user", "content": "?"}, 3]}', "SD423", "#1"),
         ("o.jsonl", "\n", "SD422", ""),
         ("o.json", "[]", "SD422", ""),
         ("o.json", "[[1], 3]", "SD423", "#/1"),
@@ -111,6 +114,36 @@ def test_what_is_no_answer_is_an_error(
     assert (found.code, found.where) == (code, f"{path}{place}")
     with pytest.raises(DiagnosticError):
         read(tmp_path / "absent.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 99) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(
+        st.sampled_from(["ids", "text", "choices", "message", "messages", "role", "content", "arm",
+                         "kind", "requests", "rounds", "category"]), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(JSON, max_size=3), st.booleans())
+def test_any_json_is_counted_or_refused_with_a_code(
+    tmp_path_factory: pytest.TempPathFactory, items: list[object], is_lines: bool
+) -> None:
+    directory = tmp_path_factory.getbasetemp()
+    path = directory / ("fuzz.jsonl" if is_lines else "fuzz.json")
+    path.write_text("\n".join(map(json.dumps, items)) if is_lines else json.dumps(items))
+    refused: set[str] = set()
+    parts: tuple[OutputCounts, ...] = ()
+    try:
+        parts = read(path).parts
+    except DiagnosticError as error:
+        refused = {d.code for d in error.diagnostics}
+    assert refused <= {"SD422", "SD423"}
+    assert bool(refused) != bool(parts)
+    for part in parts:
+        assert part.num_tokens == sum(part.per_id) + part.num_outside
 
 
 def test_the_records_that_a_benchmark_writes_are_read(tmp_path: Path) -> None:
