@@ -23,6 +23,7 @@ from runtime.engine.prepare import observation_of
 from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
 from runtime.engine.round import Round, run_round
 from runtime.engine.scheduler import Plan, Scheduler
+from runtime.engine.slot_params import round_kind
 from runtime.engine.stats import EngineStats, Tally
 from runtime.graphs.capture import GraphReport
 from runtime.graphs.key import round_key
@@ -304,6 +305,7 @@ class Engine:
             result.num_drafts[:num_rounds],
             draft_width=self.config.draft_width,
             batch_buckets=self.config.batch_buckets,
+            kind=round_kind([request.params for request in decoding]),
         )
         self._tally.count_rounds(result, key, num_rounds=num_rounds)
         for request, num_drafts, num_accepted, chances in zip(

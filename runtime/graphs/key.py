@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime.batch import RoundKind
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphKey:
@@ -21,6 +23,7 @@ class GraphKey:
         draft_width: slots in one draft forward.
         verify_width: gamma + 1.
         layout: `dense` when all requests verify the same width, else `ragged`.
+        kind: how tokens are chosen; `general` where only the eager path can.
     """
 
     batch_bucket: int
@@ -28,6 +31,7 @@ class GraphKey:
     draft_width: int
     verify_width: int
     layout: Literal["dense", "ragged"]
+    kind: RoundKind | Literal["general"] = "greedy"
 
 
 def batch_bucket(num_requests: int, buckets: Sequence[int]) -> int:
@@ -36,7 +40,11 @@ def batch_bucket(num_requests: int, buckets: Sequence[int]) -> int:
 
 
 def round_key(
-    num_drafts: Sequence[int], *, draft_width: int, batch_buckets: Sequence[int]
+    num_drafts: Sequence[int],
+    *,
+    draft_width: int,
+    batch_buckets: Sequence[int],
+    kind: RoundKind | None = "greedy",
 ) -> GraphKey:
     """Return the key of a round that verifies `num_drafts[i]` drafts of request i.
 
@@ -44,6 +52,7 @@ def round_key(
         num_drafts: per decoding request, at least one request.
         draft_width: slots in one draft forward; 0 for a proposer without a draft model.
         batch_buckets: batch sizes that have their own shape.
+        kind: of the round; None: the eager path alone runs it.
     """
     gamma = max(num_drafts)
     return GraphKey(
@@ -52,4 +61,5 @@ def round_key(
         draft_width=draft_width if gamma else 0,
         verify_width=gamma + 1,
         layout="dense" if min(num_drafts) == gamma else "ragged",
+        kind=kind or "general",
     )

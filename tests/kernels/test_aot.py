@@ -21,6 +21,7 @@ from runtime.kernels.cuda import (
     linear,
     norm,
     rope,
+    sample,
     stream,
 )
 from runtime.kernels.cuda import round as round_ends
@@ -47,10 +48,21 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.Monk
         assert "tf32" not in one.ptx, one.case.name
 
 
+def test_noise_is_made_without_fused_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product and a sum with one rounding would give other bits than the twin."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    cases = [case for case in aot.kernel_cases(ARCH) if not case.fuses_products]
+    assert {case.kernel for case in cases} >= {sample.sample_tile_kernel}
+    for case in cases:
+        assert "fma" not in aot.compile_case(case, ARCH).ptx, case.name
+
+
 def test_the_list_holds_every_kernel() -> None:
     modules = (
         accept, activation, attention, fused_linear, head, head_rows, kv_write, linear, norm, rope,
-        stream, round_ends,
+        sample, stream, round_ends,
     )  # fmt: skip
     defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     listed = {case.kernel.__name__ for case in aot.kernel_cases(ARCH)}
