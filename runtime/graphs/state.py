@@ -19,7 +19,6 @@ from runtime.batch import PackedLayout, RoundKind, RoundRequests
 from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
 from runtime.kernels.round import commit_round, prepare_round
 
-
 _NUM_ARRIVALS = 1 << 16  # programs of one attention launch that share rows; more bring their own
 
 
