@@ -371,11 +371,12 @@ _TITLES: dict[type[msgspec.Struct], str] = {
 }
 
 
-def json_schema(report: type[msgspec.Struct], title: str | None = None) -> dict[str, Any]:
+def json_schema(report: type, title: str | None = None) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a report; other keys than the listed ones are refused.
 
     Args:
-        report: one of the types here, or a type of another module with its `title`.
+        report: one of the types here, or a type of another module with its `title`; structs or
+            dataclasses.
         title: what writes it, such as `convert --json`.
     """
     schema: dict[str, Any] = msgspec.json.schema(report)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from specctl.checkpoint import digest_file
@@ -15,6 +16,7 @@ from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.vocabulary_map import map_digest
 from specctl.ops.build_token_map import build_token_map
 from specctl.ops.cut_token_map import CutOptions
+from specctl.ops.report import json_schema
 from specctl.ops.token_map_report import TokenMapReport
 from specctl.tokenmap import read_token_map
 from tests.tiny_corpus import write_corpus, write_target
@@ -173,6 +175,7 @@ def test_json_is_one_document(
     written = {"report.json", "token_map.html", "coverage.svg"}
     assert built["files"].keys() == {p.name for p in (place / "map").iterdir()} - written
     assert json.loads((place / "map" / "report.json").read_text()) == report
+    jsonschema.validate(report, json_schema(TokenMapReport, "build-token-map --json"))
     assert {"curve", "slices", "forced", "cost", "diagnostics", "corpus"} <= report.keys()
 
 
