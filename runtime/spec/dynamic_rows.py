@@ -86,7 +86,10 @@ class RankScorer:
             rank: dimensions, at most H.
         """
         basis_Hr = _leading_subspace(head_VH, rank)
-        rows = [head_VH[part].float() @ basis_Hr for part in ids_target_C.split(_CHUNK)]
+        rows = [
+            head_VH[ids_target_C[start : start + _CHUNK]].float() @ basis_Hr
+            for start in range(0, ids_target_C.shape[0], _CHUNK)
+        ]
         return cls(
             basis_rH=basis_Hr.t().contiguous().to(head_VH.dtype),
             rows_Cr=torch.cat(rows).to(head_VH.dtype),
@@ -109,12 +112,12 @@ def _leading_subspace(head_VH: torch.Tensor, rank: int) -> torch.Tensor:
     for _ in range(_ITERATIONS):
         basis, _ = torch.linalg.qr(basis)
         product = torch.zeros_like(basis)
-        for rows in head_VH.split(_CHUNK):
-            rows_f32 = rows.float()
+        for start in range(0, head_VH.shape[0], _CHUNK):
+            rows_f32 = head_VH[start : start + _CHUNK].float()
             product += rows_f32.t() @ (rows_f32 @ basis)
         basis = product
-    basis, _ = torch.linalg.qr(basis)
-    return basis[:, :rank]
+    leading: torch.Tensor = torch.linalg.qr(basis)[0][:, :rank]
+    return leading
 
 
 @dataclass(kw_only=True, slots=True)

@@ -15,6 +15,7 @@ import pytest
 
 from runtime.config import Overrides
 from runtime.engine.llm import LLM
+from runtime.engine.request import RequestInput
 from specctl.contract.codec import dump_manifest
 from specctl.ops.emit_manifest import emit_manifest
 from tests import real_model
@@ -27,11 +28,16 @@ ISSUE_20 = {"full": 1.633, "map-8192": 1.620}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """What one head made of the prompts."""
+    """What one head made of the prompts.
+
+    Args:
+        accepted_ids: drafts that the target accepted, of all prompts.
+    """
 
     ids_target: list[list[int]]
     rounds: list[int]
     accepted: list[int]
+    accepted_ids: list[int]
 
     def per_round(self, limit: int | None = None) -> float:
         """Return accepted drafts per round of the first prompts."""
@@ -56,11 +62,22 @@ def run(
     path = directory / "manifest.yaml"
     path.write_text(dump_manifest(manifest), encoding="utf-8")
     llm = LLM.from_manifest(path, Overrides(device="cpu", max_num_requests=8, **dynamic))  # type: ignore[arg-type]
-    done = real_model.answer(llm, prompts, max_tokens=max_tokens)
+    accepted_ids: list[int] = []
+    done = llm.generate(
+        [
+            RequestInput(
+                request_id=str(number), prompt_ids_target=tuple(ids), max_tokens=max_tokens
+            )
+            for number, ids in enumerate(prompts)
+        ],
+        # The last token of a round is the target's own.
+        on_delta=lambda delta: accepted_ids.extend(delta.ids_target[:-1]),
+    )
     return Arm(
         ids_target=[list(answer.ids_target) for answer in done],
         rounds=[answer.usage.num_rounds for answer in done],
         accepted=[answer.usage.num_accepted_drafts for answer in done],
+        accepted_ids=accepted_ids,
     )
 
 
@@ -78,7 +95,11 @@ def test_four_prompts_with_the_drafts_map(tmp_path: Path, dynamic: dict[str, int
 @pytest.mark.slow
 @pytest.mark.timeout(14_400)
 def test_what_maps_cost_on_eighty_prompts(tmp_path: Path) -> None:
-    """The share of accepted drafts that a map loses is about what it leaves out of the outputs."""
+    """A map loses the share of accepted drafts that it leaves out of what the full head had right.
+
+    What it leaves out of all output tokens is a bound of the loss only: rare words are drafted
+    worse, so the full head loses many of them, too.
+    """
     draft = real_model.shared_draft("smollm2-135m-mtp")
     maps = {
         "full": None,
@@ -94,19 +115,23 @@ def test_what_maps_cost_on_eighty_prompts(tmp_path: Path) -> None:
     for name, path in maps.items():
         if path is None:
             continue
-        covered = coverage(json.loads(path.read_text(encoding="utf-8")), references)
-        loss = 1 - arms[name].per_round() / full
+        kept = json.loads(path.read_text(encoding="utf-8"))
         figures[name] = {
-            "accept_length": 1 + arms[name].per_round(), "coverage": covered, "loss": loss
-        }  # fmt: skip
+            "accept_length": 1 + arms[name].per_round(),
+            "loss": 1 - arms[name].per_round() / full,
+            "coverage_of_outputs": coverage(kept, references),
+            "coverage_of_accepted": coverage(kept, [arms["full"].accepted_ids]),
+        }
     folder = real_model.figures_folder(tmp_path)
     (folder / "smollm2_reduced.json").write_text(json.dumps(figures, indent=2), encoding="utf-8")
     assert 1 + full == pytest.approx(1.632, abs=0.03)
     for name, expected in ISSUE_20.items():
         assert 1 + arms[name].per_round(20) == pytest.approx(expected, abs=0.03)
     for name in ("map-8192", "map-16384"):
-        lost = 1 - figures[name]["coverage"]
-        assert figures[name]["loss"] == pytest.approx(lost, abs=0.02), (name, figures)
+        found = figures[name]
+        lost = 1 - found["coverage_of_accepted"]
+        assert found["loss"] == pytest.approx(lost, abs=0.02), (name, figures)
+        assert found["loss"] <= 1 - found["coverage_of_outputs"] + 0.02, (name, figures)
 
 
 def coverage(kept: Sequence[int], texts: Sequence[Sequence[int]]) -> float:
