@@ -71,6 +71,8 @@ class EngineOptions:
     dynamic_rows: int | None = None
     dynamic_rank: int | None = None
     force_anchor_layout: str | None = None
+    length_mode: str | None = None
+    cost_table: str | None = None
 
     def to_overrides(self) -> Overrides:
         """Return them as the runtime takes them."""
@@ -93,6 +95,8 @@ class EngineOptions:
             dynamic_rows=self.dynamic_rows,
             dynamic_rank=self.dynamic_rank,
             force_anchor_layout=self.force_anchor_layout,
+            length_mode=self.length_mode,
+            cost_table=self.cost_table,
         )
 
 

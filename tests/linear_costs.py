@@ -12,8 +12,6 @@ NOWHERE = MeasuredOn(
     kernel_table="none",
     proposer="oracle",
     rounds="eager",
-    max_num_drafts=8,
-    max_num_requests=4,
 )
 
 

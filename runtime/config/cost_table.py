@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.config.round_sizes import ROW_BIN
+from runtime.config.round_sizes import ROW_BIN, RoundSize
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 LAYOUT = 1
@@ -39,8 +39,6 @@ class MeasuredOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         kernel_table: digest of the pinned tiles.
         proposer: who drafts.
         rounds: `graphs` (captured) or `eager`.
-        max_num_drafts: drafts of a request at most.
-        max_num_requests: requests of a round at most.
     """
 
     fingerprint: str
@@ -49,8 +47,6 @@ class MeasuredOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kernel_table: str
     proposer: str
     rounds: str
-    max_num_drafts: _Count
-    max_num_requests: _Count
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +83,11 @@ class CostTable:
     draft_s: Mapping[tuple[int, int], float]
     verify_s: Mapping[tuple[int, int], float]
     num_timings: int
+
+    def has(self, size: RoundSize) -> bool:
+        """Whether a size's own entries are in the table."""
+        has_draft = not size.num_drafts or (size.batch, size.num_drafts) in self.draft_s
+        return has_draft and (size.batch, bin_end(size.num_rows)) in self.verify_s
 
     def round_s(self, batch: int, num_drafts: int, num_rows: int) -> float:
         """Return the seconds of a round: its own entry, else that of the next larger size.
@@ -168,8 +169,6 @@ def load_costs(path: Path, expected: MeasuredOn) -> CostTable | None:
                 expected=wanted,
                 found=found,
             )
-    if not file.verify or (expected.max_num_drafts and not file.draft):
-        raise _unfit(path, "the cost table has no entries")
     return CostTable(
         measured_on=file.measured_on,
         draft_s={(batch, count): seconds for batch, count, seconds in file.draft},

@@ -79,18 +79,24 @@ def measured_on(config: RuntimeConfig, fingerprint: str, *, is_captured: bool) -
         kernel_table=gemm_table_digest(),
         proposer=config.proposer,
         rounds="graphs" if is_captured else "eager",
-        max_num_drafts=config.num_speculative_tokens,
-        max_num_requests=config.max_num_requests,
     )
 
 
-def measure_costs(timer: RoundTimer, menu: RoundMenu, what: MeasuredOn) -> CostTable:
+def measure_costs(
+    timer: RoundTimer, menu: RoundMenu, what: MeasuredOn, known: CostTable | None = None
+) -> CostTable:
     """Time every batch with every draft count, and with every bin of rows that is on the menu.
 
     The draft phase and the rest are timed apart, so one entry of rows serves every draft count.
+
+    Args:
+        timer: times one size.
+        menu: the sizes.
+        what: what they are measured on.
+        known: entries that need no measuring, and stay.
     """
-    draft_s: dict[tuple[int, int], float] = {}
-    verify_s: dict[tuple[int, int], float] = {}
+    draft_s = {} if known is None else dict(known.draft_s)
+    verify_s = {} if known is None else dict(known.verify_s)
     for batch in menu.batches:
         for size in menu.sizes(batch):
             draft, verify = (size.batch, size.num_drafts), (size.batch, bin_end(size.num_rows))
@@ -132,26 +138,27 @@ def engine_costs(
     fingerprint = "" if place is None else place.fingerprint
     what = measured_on(config, fingerprint, is_captured=is_captured)
 
-    def measure() -> CostTable:
+    def measure(known: CostTable | None) -> CostTable:
         if rounds is not None:
             timer = DeviceRoundTimer(
                 rounds.round_, context=rounds.runner.contexts[0], num_timings=NUM_TIMINGS
             )
-            return measure_costs(timer, menu, what)
+            return measure_costs(timer, menu, what, known)
         eager = EagerTimer(
             parts.target, parts.target_kv, parts.proposer, config, num_timings=NUM_TIMINGS
         )
-        table = measure_costs(eager, menu, what)
+        table = measure_costs(eager, menu, what, known)
         eager.close()
         return table
 
-    return settle_costs(place, what, measure, on_diagnostic=on_diagnostic)
+    return settle_costs(place, what, menu, measure, on_diagnostic=on_diagnostic)
 
 
 def settle_costs(
     place: CostPlace | None,
     what: MeasuredOn,
-    measure: Callable[[], CostTable],
+    menu: RoundMenu,
+    measure: Callable[[CostTable | None], CostTable],
     *,
     on_diagnostic: Callable[[Diagnostic], None] | None,
 ) -> CostTable:
@@ -160,7 +167,8 @@ def settle_costs(
     Args:
         place: where it is kept.
         what: what a table must have been measured on.
-        measure: makes one.
+        menu: sizes that it must have.
+        measure: makes one, from one that lacks sizes or from none.
         on_diagnostic: gets SD838 (it cannot be saved) and SD839 (it was measured now), if given.
 
     Raises:
@@ -177,15 +185,16 @@ def settle_costs(
             )
         )
     known = load_costs(place.path, what)
-    if known is not None:
+    sizes = [size for batch in menu.batches for size in menu.sizes(batch)]
+    if known is not None and all(known.has(size) for size in sizes):
         return known
     logger.info("measuring what rounds cost")
-    table = measure()
+    table = measure(known)
     found = [
         diagnose(
             "SD839",
             where=str(place.path),
-            message=f"{len(table.draft_s) + len(table.verify_s)} costs were measured",
+            message=f"{_count(table) - _count(known)} costs were measured",
         )
     ]
     try:
@@ -196,6 +205,10 @@ def settle_costs(
         for problem in found:
             on_diagnostic(problem)
     return table
+
+
+def _count(table: CostTable | None) -> int:
+    return 0 if table is None else len(table.draft_s) + len(table.verify_s)
 
 
 def _device_name(device: torch.device) -> str:

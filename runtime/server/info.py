@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 import msgspec
 
 from runtime.config import RuntimeConfig
+from runtime.engine.device_rounds import round_menu
 from runtime.graphs.capture import GraphReport
 from runtime.kernels.gemm_table import gemm_table_digest
 from specctl.contract.manifest import Manifest
@@ -50,6 +51,7 @@ def info_object(
         },
         "kernels": {"gemm_table": gemm_table_digest()},
         "graphs": asdict(graphs),
+        "round_sizes": asdict(round_menu(config)),
         "diagnostics": [msgspec.to_builtins(item) for item in config.diagnostics],
     }
 

@@ -74,6 +74,7 @@ class MetricsCollector(Collector):
         for name, text, attribute in _COUNTERS:
             yield CounterMetricFamily(f"specctl_{name}", text, value=getattr(stats, attribute))
         yield from _acceptance(stats)
+        yield _draft_counts(stats)
         yield self._requests()
         yield GaugeMetricFamily(
             "specctl_requests_open",
@@ -118,6 +119,18 @@ def _acceptance(stats: EngineStats) -> Iterator[Metric]:
     for index, count in enumerate(stats.num_accepted_at):
         positions.add_metric([str(index + 1)], count)
     yield positions
+
+
+def _draft_counts(stats: EngineStats) -> Metric:
+    family = CounterMetricFamily(
+        "specctl_rounds_by_drafts",
+        "Verify rounds of requests by how many drafts counted in them; with draft counts that are "
+        "chosen for each request, this is what was chosen.",
+        labels=["drafts"],
+    )
+    for count, num_rounds in stats.rounds_by_drafts.items():
+        family.add_metric([str(count)], num_rounds)
+    return family
 
 
 def make_registry(collector: MetricsCollector) -> CollectorRegistry:

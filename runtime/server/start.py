@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.config import Overrides
+from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.text import TemplateRenderer
 from runtime.server.app import Services
@@ -53,14 +53,22 @@ def serve_manifest(
         server_info=settings.described(options),
     )
     logger.info(
-        "%s on %s, proposer %s, %d drafts a round, verification %s",
+        "%s on %s, proposer %s, %s, verification %s",
         settings.model_name,
         llm.config.device,
         llm.config.proposer,
-        llm.config.num_speculative_tokens,
+        drafts_text(llm.config),
         services.verification,
     )
     serve_http(services, settings)
+
+
+def drafts_text(config: RuntimeConfig) -> str:
+    """Say how many drafts a round has."""
+    count = config.num_speculative_tokens
+    if config.length_mode == "static":
+        return f"{count} drafts a round"
+    return f"up to {count} drafts a round as costs say ({config.length_mode})"
 
 
 def make_services(

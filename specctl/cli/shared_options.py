@@ -6,7 +6,7 @@ What only `convert` and `normalize` have is in `write_options`.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -66,6 +66,14 @@ class AnchorLayout(str, Enum):
     conditioning = "conditioning"
 
 
+class LengthMode(str, Enum):
+    """How many drafts requests get."""
+
+    static = "static"
+    cap_accept = "cap-accept"
+    compact = "compact"
+
+
 DraftTokens = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "--gamma", min=1, help="Draft tokens for each round."),
@@ -96,8 +104,29 @@ Proposer = Annotated[
     ),
 ]
 NumSpeculativeTokens = Annotated[
-    int | None,
-    typer.Option("--num-speculative-tokens", "--gamma", min=0, help="Drafts in each round."),
+    str | None,
+    typer.Option(
+        "--num-speculative-tokens",
+        "--gamma",
+        metavar="N|auto",
+        help="Drafts in each round; auto: as many as pay for each request, up to the manifest's.",
+    ),
+]
+LengthModeOption = Annotated[
+    LengthMode | None,
+    typer.Option(
+        "--length-mode",
+        help="static: every request gets N drafts; compact: as many as pay, rows packed; "
+        "cap-accept: chosen alike, drafted and verified in full.",
+    ),
+]
+CostTable = Annotated[
+    str | None,
+    typer.Option(
+        "--cost-table",
+        metavar="FILE",
+        help="Measured costs of rounds; default: next to the manifest. Measured if missing.",
+    ),
 ]
 Graphs = Annotated[
     GraphsMode | None,
@@ -153,3 +182,27 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
         raise typer.BadParameter(
             f"`{text}` is not a list of integers such as 1,14,26", param_hint=option
         ) from None
+
+
+class DraftCounts(NamedTuple):
+    """What `--gamma` and `--length-mode` say together; None: not given."""
+
+    num_speculative_tokens: int | None
+    length_mode: str | None
+
+
+def parse_draft_counts(text: str | None, mode: LengthMode | None) -> DraftCounts:
+    """Return `7` as a number and `auto` as the mode that chooses; another text is wrong usage."""
+    length_mode = None if mode is None else mode.value
+    if text is None:
+        return DraftCounts(None, length_mode)
+    if text == "auto":
+        if mode is LengthMode.static:
+            raise typer.BadParameter("auto chooses, static does not", param_hint="--length-mode")
+        return DraftCounts(None, length_mode or LengthMode.compact.value)
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(
+            f"`{text}` is neither a number, 0 or more, nor auto",
+            param_hint="--num-speculative-tokens",
+        )
+    return DraftCounts(int(text), length_mode)

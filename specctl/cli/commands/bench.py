@@ -11,6 +11,7 @@ import typer
 
 from specctl.cli import output
 from specctl.cli.shared_options import (
+    CostTable,
     Device,
     Dtype,
     DynamicRank,
@@ -18,11 +19,13 @@ from specctl.cli.shared_options import (
     ForceAnchorLayout,
     Graphs,
     Json,
+    LengthModeOption,
     NumSpeculativeTokens,
     Proposer,
     Seed,
     Temperature,
     Verification,
+    parse_draft_counts,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +37,13 @@ class Turns(str, Enum):
 
     first = "first"
     both = "both"
+
+
+class Contract(str, Enum):
+    """Whether an arm without the exactness contract runs as well."""
+
+    on = "on"
+    off = "off"
 
 
 def bench(
@@ -107,11 +117,21 @@ def bench(
             "times only, the text is worth nothing.",
         ),
     ] = None,
+    contract: Annotated[
+        Contract,
+        typer.Option(
+            "--contract",
+            help="off: one more arm, whose kernels follow the number of rows; its answers may "
+            "differ, its speed says what exactness costs.",
+        ),
+    ] = Contract.on,
     step_samples: Annotated[
         int,
         typer.Option("--step-samples", min=0, help="Samples of each step's time; 0 measures none."),
     ] = 20,
     num_speculative_tokens: NumSpeculativeTokens = None,
+    length_mode: LengthModeOption = None,
+    cost_table: CostTable = None,
     proposer: Proposer = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -179,9 +199,11 @@ def bench(
         ignore_eos=ignore_eos,
         accept_length=accept_length if force_accept_length is None else force_accept_length,
         is_forced=force_accept_length is not None,
+        contract=contract.value,
         step_samples=step_samples,
         command=" ".join(["specctl", *sys.argv[1:]]),
     )
+    drafts = parse_draft_counts(num_speculative_tokens, length_mode)
     engine = main.EngineOptions(
         device=device,
         dtype=dtype,
@@ -191,7 +213,9 @@ def bench(
         dynamic_rank=dynamic_rank,
         force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,
         proposer=proposer,
-        num_speculative_tokens=num_speculative_tokens,
+        num_speculative_tokens=drafts.num_speculative_tokens,
+        length_mode=drafts.length_mode,
+        cost_table=cost_table,
     )
     _report(_run(manifest, engine, settings), json=json, out=out, is_new=True)
 

@@ -11,17 +11,20 @@ import typer
 
 from specctl.cli import output
 from specctl.cli.shared_options import (
+    CostTable,
     Device,
     Dtype,
     DynamicRank,
     DynamicRows,
     ForceAnchorLayout,
     Graphs,
+    LengthModeOption,
     NumSpeculativeTokens,
     Proposer,
     Seed,
     Temperature,
     Verification,
+    parse_draft_counts,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ def generate(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     num_speculative_tokens: NumSpeculativeTokens = None,
+    length_mode: LengthModeOption = None,
+    cost_table: CostTable = None,
     proposer: Proposer = None,
     no_speculation: Annotated[
         bool, typer.Option("--no-speculation", help="Use the target alone.")
@@ -66,7 +71,10 @@ def generate(
     from runtime import main
     from specctl.ops.hub_manifest import local_manifest
 
-    if no_speculation and (compare or proposer is not None or num_speculative_tokens):
+    drafts = parse_draft_counts(num_speculative_tokens, length_mode)
+    if no_speculation and (
+        compare or proposer is not None or drafts.num_speculative_tokens or drafts.length_mode
+    ):
         raise typer.BadParameter(
             "it leaves nothing for --compare, --proposer or --num-speculative-tokens to do",
             param_hint="--no-speculation",
@@ -80,7 +88,9 @@ def generate(
         dynamic_rank=dynamic_rank,
         force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,
         proposer="none" if no_speculation else proposer,
-        num_speculative_tokens=num_speculative_tokens,
+        num_speculative_tokens=drafts.num_speculative_tokens,
+        length_mode=drafts.length_mode,
+        cost_table=cost_table,
     )
     options = main.GenerateOptions(
         prompt=sys.stdin.read() if prompt == "-" else prompt,

@@ -10,14 +10,17 @@ import typer
 
 from specctl.cli import output
 from specctl.cli.shared_options import (
+    CostTable,
     Device,
     Dtype,
     DynamicRank,
     DynamicRows,
     Graphs,
+    LengthModeOption,
     NumSpeculativeTokens,
     Proposer,
     Verification,
+    parse_draft_counts,
 )
 
 
@@ -51,6 +54,8 @@ def serve(
     dynamic_rank: DynamicRank = None,
     proposer: Proposer = None,
     num_speculative_tokens: NumSpeculativeTokens = None,
+    length_mode: LengthModeOption = None,
+    cost_table: CostTable = None,
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Prompt and answer tokens at most.")
     ] = None,
@@ -91,6 +96,7 @@ def serve(
     from runtime import main
     from specctl.ops.hub_manifest import local_manifest
 
+    drafts = parse_draft_counts(num_speculative_tokens, length_mode)
     with local_manifest(manifest) as local:
         main.serve(
             local.path,
@@ -102,7 +108,9 @@ def serve(
                 dynamic_rows=dynamic_rows,
                 dynamic_rank=dynamic_rank,
                 proposer=proposer,
-                num_speculative_tokens=num_speculative_tokens,
+                num_speculative_tokens=drafts.num_speculative_tokens,
+                length_mode=drafts.length_mode,
+                cost_table=cost_table,
                 max_model_len=max_model_len,
                 max_num_requests=max_num_requests,
                 max_num_waiting=max_num_waiting,
