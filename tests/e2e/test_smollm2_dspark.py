@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.config import Overrides
+from runtime.engine.llm import LLM
 from tests import real_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -24,6 +26,22 @@ def test_greedy_equals_target_only_and_drafts_are_the_references(tmp_path: Path)
     accepted = [answer.usage.num_accepted_drafts for answer in done]
     assert rounds == [76, 68]
     assert accepted == pytest.approx([52, 60], abs=3)
+
+
+def test_the_wrong_anchor_layout_costs_accept_length_and_no_token(tmp_path: Path) -> None:
+    draft = real_model.shared_draft("smollm2-135m-dspark")
+    manifest = real_model.write_manifest(tmp_path, draft, gamma=5)
+    prompts, references = real_model.first_eight()
+    lengths = {}
+    for layout in (None, "sampled"):
+        llm = LLM.from_manifest(manifest, Overrides(device="cpu", force_anchor_layout=layout))
+        done = real_model.answer(llm, prompts[:2], max_tokens=48)
+        assert [list(answer.ids_target) for answer in done] == [ids[:48] for ids in references[:2]]
+        stats = llm.engine.stats()
+        assert stats.num_drafts == 5 * stats.num_rounds
+        assert stats.accept_length is not None
+        lengths[layout] = stats.accept_length
+    assert lengths["sampled"] < 0.9 * lengths[None]
 
 
 @pytest.mark.slow
