@@ -113,7 +113,7 @@ def settle_length_mode(ledger: Ledger, gamma: int) -> LengthMode:
         return DEFAULT_LENGTH_MODE
     if mode != "static" and gamma == 0:
         ledger.idle("length_mode", "there are no drafts to choose a number of")
-        mode = ledger.note("length_mode", DEFAULT_LENGTH_MODE, "derived")
+        return ledger.note("length_mode", DEFAULT_LENGTH_MODE, "derived")
     if mode == "static" and ledger.given.cost_table is not None:
         ledger.idle("cost_table", "`length_mode` is `static`")
     return mode
