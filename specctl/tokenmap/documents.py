@@ -27,9 +27,9 @@ Advance = Callable[[int], None]
 """Called with the UTF-8 bytes of what was just read or counted."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_TEXT_FIELDS = ("text", "content")
-_CHAT_FIELDS = ("messages", "conversations", "turns")
-_PAIR_FIELDS = ("prompt", "completion")
+TEXT_FIELDS = ("text", "content")
+CHAT_FIELDS = ("messages", "conversations", "turns")
+PAIR_FIELDS = ("prompt", "completion")
 _MESSAGE_FIELDS = ("content", "value", "text")
 _ROLE_FIELDS = ("role", "from")
 
@@ -105,7 +105,7 @@ def find_corpus(
     found: dict[Path, Path] = {}
     problems: list[Diagnostic] = []
     for source in sources:
-        paths = _files_of(str(source))
+        paths = matching_files(str(source), _has_suffix)
         if not paths:
             problems.append(
                 diagnose(
@@ -127,12 +127,17 @@ def find_corpus(
     return Corpus(files=tuple(found.values()), fields=tuple(fields), roles=tuple(roles))
 
 
-def _files_of(source: str) -> list[Path]:
+def _has_suffix(path: Path) -> bool:
+    return path.suffix in SUFFIXES
+
+
+def matching_files(source: str, is_read: Callable[[Path], bool]) -> list[Path]:
+    """Return the files that a path or pattern names, sorted; of a directory those `is_read`."""
     path = Path(source).expanduser()
     if path.is_file():
         return [path]
     if path.is_dir():
-        inside = (p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+        inside = (p for p in path.rglob("*") if is_read(p) and p.is_file())
         visible = (
             p for p in inside if not any(s.startswith(".") for s in p.relative_to(path).parts)
         )
@@ -196,7 +201,7 @@ def _jsonl_documents(
                 )
             if not raw.strip():
                 continue
-            text = _line_text(raw.removeprefix(b"\xef\xbb\xbf"), where, fields, roles)
+            text = line_text(raw.removeprefix(b"\xef\xbb\xbf"), where, fields, roles)
             clean, num_replaced = _SURROGATES.subn("\ufffd", text)
             if clean.strip():
                 yield from _bounded(clean, where, was_replaced=num_replaced > 0)
@@ -210,7 +215,12 @@ def _bounded(text: str, where: str, *, was_replaced: bool) -> Iterator[Document]
         yield Document(text=piece, where=f"{where}.{number}", was_replaced=was_replaced)
 
 
-def _line_text(raw: bytes, where: str, fields: tuple[str, ...], roles: tuple[str, ...]) -> str:
+def line_text(raw: bytes, where: str, fields: tuple[str, ...], roles: tuple[str, ...]) -> str:
+    """Return the text of one jsonl line.
+
+    Raises:
+        DiagnosticError: SD423 when it is not UTF-8, not JSON or holds no text.
+    """
     try:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -226,10 +236,21 @@ def _line_text(raw: bytes, where: str, fields: tuple[str, ...], roles: tuple[str
         raise _unreadable(
             where, "the line is neither an object nor a text", found=type(value).__name__
         )
+    return row_text(value, where, fields, roles)
+
+
+def row_text(
+    value: Mapping[str, Any], where: str, fields: tuple[str, ...], roles: tuple[str, ...]
+) -> str:
+    """Return the text of one object or row.
+
+    Raises:
+        DiagnosticError: SD423 when none of the fields holds a text.
+    """
     texts = _named_texts(value, fields) if fields else _usual_texts(value, roles)
     if texts is None:
         keys = ", ".join(f"`{key}`" for key in list(value)[:12])
-        wanted = fields or (*_TEXT_FIELDS, *_CHAT_FIELDS, *_PAIR_FIELDS)
+        wanted = fields or (*TEXT_FIELDS, *CHAT_FIELDS, *PAIR_FIELDS)
         raise _unreadable(
             where,
             "the line has no text in " + ", ".join(f"`{name}`" for name in wanted),
@@ -251,14 +272,14 @@ def _named_texts(value: Mapping[str, Any], fields: tuple[str, ...]) -> list[str]
 
 
 def _usual_texts(value: Mapping[str, Any], roles: tuple[str, ...]) -> list[str] | None:
-    for name in _TEXT_FIELDS:
+    for name in TEXT_FIELDS:
         if isinstance(value.get(name), str):
             return [value[name]]
-    for name in _CHAT_FIELDS:
+    for name in CHAT_FIELDS:
         texts = _chat_texts(value.get(name), roles)
         if texts is not None:
             return texts
-    return [value[name] for name in _PAIR_FIELDS if isinstance(value.get(name), str)] or None
+    return [value[name] for name in PAIR_FIELDS if isinstance(value.get(name), str)] or None
 
 
 def _chat_texts(value: Any, roles: tuple[str, ...]) -> list[str] | None:

@@ -1,0 +1,353 @@
+"""Count a corpus with all cores: tasks to workers, parts on disk, one exact sum at the end.
+
+Invariants: the artefact depends on the documents, the tokenizer and the options, not on workers,
+order, engine or interruptions; memory is bounded for any corpus size. A run that was stopped goes
+on from its parts when tokenizer, files and options are the same, and is refused when they are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+from specctl.checkpoint.writing import write_text_atomic
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.tokenmap.counting import LoadedTokenizer
+from specctl.tokenmap.counts import CountArtefact, read_counts, write_counts
+from specctl.tokenmap.parts import part_path, read_part
+from specctl.tokenmap.readers import Reading
+from specctl.tokenmap.sources import SourceFile, Task, files_digest, find_files, plan_tasks
+from specctl.tokenmap.structure import FastPlan, plan_fast
+from specctl.tokenmap.totals import Totals, artefact_of
+from specctl.tokenmap.worker import NUMBERS, Job, run_task, start_worker
+
+HELD_OUT = 0.1
+_RUN_FILE = "run.json"
+
+CountProgress = Callable[[Literal["reading", "encoding"], int, int], None]
+"""Called with the phase, bytes (reading) or tasks (encoding) done, and in total."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusSpec:
+    """What to count.
+
+    Args:
+        sources: `PATH`, `NAME=PATH`, quoted patterns or `-`.
+        fields: keys of jsonl lines or rows whose texts are joined; empty: by the usual names.
+        roles: chat roles that count; empty: all.
+        language_field: key that names a document's language; None: by suffix or script.
+        held_out: part of the documents that measures coverage, 0 to 1, chosen by content.
+        held_out_sources: files that measure coverage; then `held_out` is not used.
+    """
+
+    sources: tuple[str, ...]
+    fields: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    language_field: str | None = None
+    held_out: float = HELD_OUT
+    held_out_sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountOptions:
+    """How to count; none of these changes a count.
+
+    Args:
+        workers: processes, None: one for each core.
+        counts: file that receives the artefact and beside which parts are kept; None: neither.
+        method: `auto`, or `batch` to encode every document whole.
+        engine: `local` processes or `ray`.
+        ray_address: of a cluster, None: a local one.
+    """
+
+    workers: int | None = None
+    counts: Path | None = None
+    method: Literal["auto", "batch"] = "auto"
+    engine: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountResult:
+    """An artefact and what was found on the way.
+
+    Args:
+        artefact: the counts.
+        diagnostics: SD427 and SD434.
+    """
+
+    artefact: CountArtefact
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def count_corpus(
+    corpus: CorpusSpec,
+    tokenizer: LoadedTokenizer,
+    options: CountOptions | None = None,
+    progress: CountProgress | None = None,
+) -> CountResult:
+    """Count every document of a corpus on both sides of its split.
+
+    Raises:
+        DiagnosticError: SD422 for no text, SD433 for a count file of another run, SD435 for a
+            missing package, SD432 and family 1 codes for a damaged count file.
+    """
+    options = options or CountOptions()
+    files = _files(corpus)
+    plan = choose_plan(tokenizer, options.method)
+    facts = _option_facts(corpus)
+    run_digest = files_digest(files, {**facts, "tokenizer": tokenizer.digest})
+    finished = _finished(options.counts, run_digest)
+    if finished is not None:
+        return CountResult(artefact=finished, diagnostics=())
+    tasks = plan_tasks(files)
+    with _directory(options.counts, run_digest) as directory:
+        job = Job(
+            tokenizer=tokenizer.path,
+            plan=plan if isinstance(plan, FastPlan) else None,
+            reading=Reading(
+                fields=corpus.fields,
+                roles=corpus.roles,
+                language_field=corpus.language_field,
+                can_cut=isinstance(plan, FastPlan) and not plan.first_differs,
+            ),
+            held_below=0 if corpus.held_out_sources else int(corpus.held_out * NUMBERS),
+            directory=directory,
+        )
+        totals = _count(tasks, job, options, tokenizer, progress)
+        if not corpus.held_out_sources and corpus.held_out > 0:
+            totals = _balanced(totals, tasks, job, options, tokenizer)
+        _refuse_empty(totals, files)
+        artefact = artefact_of(totals, tokenizer, plan, facts, _rule(corpus))
+        if options.counts is not None:
+            write_counts(options.counts, artefact)
+            write_text_atomic(_run_file(options.counts), json.dumps({"run": run_digest}))
+    return CountResult(artefact=artefact, diagnostics=_diagnostics(totals))
+
+
+def choose_plan(tokenizer: LoadedTokenizer, method: Literal["auto", "batch"]) -> FastPlan | str:
+    """Return the fast plan of a tokenizer, or why every document is encoded whole."""
+    if method == "batch":
+        return "asked for"
+    missing = [name for name in ("numpy", "pyarrow") if find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed (`pip install 'specctl[tokenmap]'`)"
+    return plan_fast(tokenizer.path.read_text("utf-8"))
+
+
+def _files(corpus: CorpusSpec) -> tuple[SourceFile, ...]:
+    held = find_files(corpus.held_out_sources, held_out=True) if corpus.held_out_sources else ()
+    inside = {str(Path(file.path).resolve()) for file in held}
+    files = find_files(corpus.sources)
+    return (*(f for f in files if str(Path(f.path).resolve()) not in inside), *held)
+
+
+def _option_facts(corpus: CorpusSpec) -> dict[str, str]:
+    return {
+        "fields": json.dumps(corpus.fields),
+        "roles": json.dumps(corpus.roles),
+        "language_field": json.dumps(corpus.language_field),
+        "held_out": _rule(corpus),
+    }
+
+
+def _rule(corpus: CorpusSpec) -> str:
+    if corpus.held_out_sources:
+        return "files " + ", ".join(Path(source).name for source in corpus.held_out_sources)
+    return f"fraction {corpus.held_out:g} of the documents, by the digest of their text"
+
+
+def _finished(path: Path | None, run_digest: str) -> CountArtefact | None:
+    """Return the artefact of an earlier run of the same corpus, None when there is no file."""
+    if path is None or not path.exists():
+        return None
+    artefact = read_counts(path)
+    if not _is_run(_run_file(path), run_digest):
+        raise _elsewhere(path)
+    return artefact
+
+
+def _run_file(path: Path) -> Path:
+    """Return the file that says which run a count file is of: names, sizes and times of change."""
+    return path.with_name(f"{path.name}.run")
+
+
+def _is_run(path: Path, run_digest: str) -> bool:
+    try:
+        return bool(json.loads(path.read_text("utf-8")) == {"run": run_digest})
+    except (OSError, ValueError):
+        return False
+
+
+def _elsewhere(path: Path) -> DiagnosticError:
+    return DiagnosticError(
+        diagnose(
+            "SD433",
+            where=str(path),
+            message="holds counts of another corpus, tokenizer or other options",
+            expected="the same files, tokenizer and options as this time",
+            found="a different run",
+        )
+    )
+
+
+@contextmanager
+def _directory(counts: Path | None, run_digest: str) -> Iterator[Path]:
+    """Yield where parts are kept: beside the count file, or for this run only."""
+    if counts is None:
+        with tempfile.TemporaryDirectory(prefix="specctl-counts-") as name:
+            yield Path(name)
+        return
+    directory = counts.with_name(f"{counts.name}.parts")
+    directory.mkdir(parents=True, exist_ok=True)
+    run = directory / _RUN_FILE
+    if run.exists():
+        if not _is_run(run, run_digest):
+            raise _elsewhere(directory)
+    else:
+        write_text_atomic(run, json.dumps({"run": run_digest}))
+    yield directory
+    shutil.rmtree(directory)
+
+
+def _count(
+    tasks: Sequence[Task],
+    job: Job,
+    options: CountOptions,
+    tokenizer: LoadedTokenizer,
+    progress: CountProgress | None,
+) -> Totals:
+    """Do the tasks that have no part yet, then add all parts."""
+    total = sum(task.num_bytes for task in tasks)
+    waiting = [task for task in tasks if read_part(part_path(job.directory, task.number)) is None]
+    done = total - sum(task.num_bytes for task in waiting)
+    by_number = {task.number: task for task in waiting}
+    for number in _runner(options)(job, waiting, options):
+        done += by_number[number].num_bytes
+        if progress is not None:
+            progress("reading", done, total)
+    totals = Totals(tokenizer, job.plan)
+    for place, task in enumerate(tasks, start=1):
+        part = read_part(part_path(job.directory, task.number))
+        if part is None:
+            raise DiagnosticError(
+                diagnose("SD429", where=task.files[0].path, message="a part of the run is gone")
+            )
+        totals.add(*part)
+        if progress is not None:
+            progress("encoding", place, len(tasks))
+    totals.finish()
+    return totals
+
+
+Runner = Callable[[Job, Sequence[Task], CountOptions], Iterator[int]]
+
+
+def _runner(options: CountOptions) -> Runner:
+    if options.engine == "ray":
+        from specctl.tokenmap.ray_engine import run_on_ray
+
+        return run_on_ray
+    return _run_locally
+
+
+def _run_locally(job: Job, tasks: Sequence[Task], options: CountOptions) -> Iterator[int]:
+    """Yield the numbers of tasks as they are done."""
+    workers = min(options.workers or os.cpu_count() or 1, len(tasks))
+    uses_stdin = any(file.path == "-" for task in tasks for file in task.files)
+    if workers <= 1 or uses_stdin:
+        for task in tasks:
+            yield run_task(job, task)
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=start_worker, initargs=(os.getpid(),)
+    ) as pool:
+        remaining = iter(tasks)
+        running = {
+            pool.submit(run_task, job, task) for _, task in zip(range(workers * 2), remaining)
+        }
+        while running:
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield future.result()
+            for _, task in zip(finished, remaining):
+                running.add(pool.submit(run_task, job, task))
+
+
+def _balanced(
+    totals: Totals,
+    tasks: Sequence[Task],
+    job: Job,
+    options: CountOptions,
+    tokenizer: LoadedTokenizer,
+) -> Totals:
+    """Count a small corpus again when the rule left one side without a document."""
+    changed = job
+    for _ in range(2):
+        if totals.has_both_sides or totals.lowest is None:
+            return totals
+        if totals.lowest == totals.highest and not changed.is_by_paragraph:
+            changed = replace(changed, is_by_paragraph=True)
+        elif totals.lowest == totals.highest:
+            return totals
+        elif totals.num_held_out == 0:
+            changed = replace(changed, moved_in=totals.lowest)
+        else:
+            changed = replace(changed, moved_out=totals.highest)
+        with tempfile.TemporaryDirectory(prefix="specctl-counts-") as name:
+            again = replace(changed, directory=Path(name))
+            totals = _count(tasks, again, options, tokenizer, None)
+    return totals
+
+
+def _refuse_empty(totals: Totals, files: Sequence[SourceFile]) -> None:
+    if totals.num_documents == 0:
+        raise DiagnosticError(
+            [
+                diagnose(
+                    "SD422",
+                    where=files[0].path,
+                    message=f"{len(files)} files hold no text",
+                    notes=_defect_lines(totals),
+                )
+            ]
+        )
+
+
+def _defect_lines(totals: Totals) -> tuple[str, ...]:
+    return tuple(
+        f"{num} x {kind}, first at {where}" for kind, (num, where) in sorted(totals.defects.items())
+    )
+
+
+def _diagnostics(totals: Totals) -> tuple[Diagnostic, ...]:
+    found = []
+    lines = _defect_lines(totals)
+    if lines:
+        num = sum(num for num, _ in totals.defects.values())
+        first = min(where for _, where in totals.defects.values())
+        found.append(
+            diagnose(
+                "SD434",
+                where=first,
+                message=f"{num} parts of the corpus are no text as they stand",
+                notes=lines,
+            )
+        )
+    if not totals.has_both_sides:
+        found.append(
+            diagnose("SD427", where="CORPUS", message="no document is on the held-out side")
+        )
+    return tuple(found)

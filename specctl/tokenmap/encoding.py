@@ -1,0 +1,193 @@
+"""Encode distinct units once and multiply: from units and their counts to target-id counts.
+
+Loaded on demand: imports numpy and pyarrow at its top. Invariants: integer arithmetic only, so sums
+do not depend on the order of units; memory is bounded by the units of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specctl.tokenmap.structure import SEPARATOR, FastPlan
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_UNITS_A_TEXT = 512
+_TEXTS_A_BATCH = 64
+_ONE_WORD = "^ ?[A-Za-z]+$"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitEncoder:
+    """The tokenizers that encode units of a plan.
+
+    Args:
+        first: the tokenizer as published, for what begins a document.
+        inner: for every other unit.
+        letters: for units of letters only, None: `inner`.
+    """
+
+    first: Tokenizer
+    inner: Tokenizer
+    letters: Tokenizer | None
+
+    @staticmethod
+    def of(plan: FastPlan, first: Tokenizer) -> UnitEncoder:
+        """Build the tokenizers of a plan."""
+        from tokenizers import Tokenizer
+
+        letters = None if plan.letters is None else _separated(plan.letters)
+        return UnitEncoder(first=first, inner=_separated(plan.inner), letters=letters)
+
+
+def _separated(text: str) -> Tokenizer:
+    """Return a tokenizer that keeps the units of a joined text apart."""
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.add_special_tokens([AddedToken(SEPARATOR, normalized=False)])
+    return tokenizer
+
+
+def encode_units(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: int) -> Counted:
+    """Return the target-id counts of each group's units.
+
+    Args:
+        tables: group -> its units and their counts, as `scan.unit_counts` gives them.
+        encoder: of the tokenizer.
+        size: ids of the tokenizer.
+
+    Returns:
+        Group -> [size] uint64 occurrences, and how many distinct units there were.
+    """
+    groups = sorted(group for group in tables if len(tables[group]))
+    if not groups:
+        return Counted(per_group={}, num_units=0, num_occurrences=0)
+    column = pa.concat_tables([tables[group] for group in groups])["unit"]
+    coded = column.combine_chunks().dictionary_encode()
+    rows = np.asarray(coded.indices)
+    flat, starts, lengths = _flat_ids(coded.dictionary, encoder)
+    per_group, begin, occurrences = {}, 0, 0
+    for group in groups:
+        end = begin + len(tables[group])
+        nums = np.asarray(tables[group]["num"].combine_chunks()).astype(np.uint64)
+        units = rows[begin:end]
+        per_group[group] = _weighted(flat, starts[units], lengths[units], nums, size)
+        occurrences += int(nums.sum())
+        begin = end
+    return Counted(per_group=per_group, num_units=len(starts), num_occurrences=occurrences)
+
+
+def encode_firsts(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: int) -> Counted:
+    """Return the counts of units that begin a document, as `encode_units` does for the others."""
+    per_group, num_units, occurrences = {}, 0, 0
+    for group, table in tables.items():
+        counts = np.zeros(size, np.uint64)
+        for start in range(0, len(table), _UNITS_A_TEXT):
+            part = table.slice(start, _UNITS_A_TEXT)
+            texts = part["unit"].cast(pa.string()).to_pylist()
+            nums = part["num"].to_pylist()
+            counts += encode_whole(texts, nums, encoder.first, size)
+            occurrences += sum(nums)
+        num_units += len(table)
+        per_group[group] = counts
+    return Counted(per_group=per_group, num_units=num_units, num_occurrences=occurrences)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """Result of `encode_units`.
+
+    Args:
+        per_group: group -> [size] uint64 occurrences.
+        num_units: distinct units that were encoded.
+        num_occurrences: how often they occur.
+    """
+
+    per_group: dict[int, np.ndarray]
+    num_units: int
+    num_occurrences: int
+
+
+def _weighted(
+    flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, nums: np.ndarray, size: int
+) -> np.ndarray:
+    """Return how often each id occurs; unit i is `flat[starts[i]:][:lengths[i]]`, nums[i] times."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    at = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    ids, weights = flat[at], np.repeat(nums, lengths)
+    counts = np.zeros(size, np.uint64)
+    # bincount adds doubles: high and low halves keep every sum exact.
+    for shift in (0, 24, 48):
+        part = (weights >> np.uint64(shift)) & np.uint64(0xFFFFFF)
+        if shift and not part.any():
+            continue
+        summed = np.bincount(ids, weights=part.astype(np.float64), minlength=size)
+        counts += summed.astype(np.uint64) << np.uint64(shift)
+    return counts
+
+
+def _flat_ids(units: pa.Array, encoder: UnitEncoder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return all units' ids one after another, and where each unit's ids begin and how many."""
+    lengths = np.zeros(len(units), np.int64)
+    starts = np.zeros(len(units), np.int64)
+    texts = units.cast(pa.string())
+    is_word = np.zeros(len(units), bool)
+    if encoder.letters is not None:
+        is_word = np.asarray(pc.match_substring_regex(texts, _ONE_WORD))
+    parts, total = [], 0
+    for tokenizer, chosen in ((encoder.letters, is_word), (encoder.inner, ~is_word)):
+        if tokenizer is None:
+            continue
+        places = np.flatnonzero(chosen)
+        for begin, words, ids in _encoded(texts.take(pa.array(places)), tokenizer):
+            at = places[begin : begin + len(words)]
+            lengths[at] = words
+            starts[at] = total + np.cumsum(words) - words
+            parts.append(ids)
+            total += len(ids)
+    return (np.concatenate(parts) if parts else np.empty(0, np.int64)), starts, lengths
+
+
+def _encoded(texts: pa.Array, tokenizer: Tokenizer) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield (index of the first unit, ids of each unit as number, all their ids)."""
+    encode = fast_encode(tokenizer)
+    separator = tokenizer.token_to_id(SEPARATOR)
+    step = _UNITS_A_TEXT * _TEXTS_A_BATCH
+    for begin in range(0, len(texts), step):
+        batch = texts[begin : begin + step].to_pylist()
+        joined = [
+            SEPARATOR.join([*batch[i : i + _UNITS_A_TEXT], ""])
+            for i in range(0, len(batch), _UNITS_A_TEXT)
+        ]
+        first = begin
+        for encoding in encode(joined, add_special_tokens=False):
+            ids = np.array(encoding.ids, np.int64)
+            ends = np.flatnonzero(ids == separator)
+            yield first, np.diff(ends, prepend=-1) - 1, np.delete(ids, ends)
+            first += len(ends)
+
+
+def fast_encode(tokenizer: Tokenizer):  # type: ignore[no-untyped-def]
+    """Return the batch encoder that skips character offsets; packages before 0.20 lack it."""
+    return getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+
+
+def encode_whole(
+    texts: Sequence[str], nums: Sequence[int], tokenizer: Tokenizer, size: int
+) -> np.ndarray:
+    """Return the counts of texts that are encoded as they are, text i counting `nums[i]` times."""
+    counts = np.zeros(size, np.uint64)
+    encodings = fast_encode(tokenizer)(list(texts), add_special_tokens=False)
+    for num, encoding in zip(nums, encodings, strict=True):
+        found = np.bincount(np.array(encoding.ids, np.int64), minlength=size)
+        counts += found.astype(np.uint64) * np.uint64(num)
+    return counts

@@ -1,0 +1,60 @@
+"""Run the tasks of a count on Ray Data, on a cluster or on this machine.
+
+Invariant: the same parts as local workers write, so the same counts. The directory of parts must be
+on storage that every node and the caller see. *Source:* Ray's `ray.data` documentation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from specctl.tokenmap.readers import missing_package
+from specctl.tokenmap.sources import Task
+from specctl.tokenmap.worker import Job, run_task
+
+if TYPE_CHECKING:
+    from specctl.tokenmap.count_corpus import CountOptions
+
+
+def run_on_ray(job: Job, tasks: Sequence[Task], options: CountOptions) -> Iterator[int]:
+    """Yield the numbers of tasks as Ray finishes them.
+
+    Raises:
+        DiagnosticError: SD435 without Ray.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise missing_package("ray", "--engine ray", "ray") from error
+    if not tasks:
+        return
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(
+            address=options.ray_address,
+            num_cpus=options.workers if options.ray_address is None else None,
+            include_dashboard=False if options.ray_address is None else None,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}},
+        )
+    try:
+        by_number = {task.number: task for task in tasks}
+        rows = ray.data.from_items([{"task": number} for number in sorted(by_number)])
+        spread = rows.repartition(len(by_number))
+
+        def count(row: dict[str, Any]) -> dict[str, Any]:
+            return {"task": run_task(job, by_number[int(row["task"])])}
+
+        for done in spread.map(count, num_cpus=1).iter_rows():
+            yield int(done["task"])
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def default_address() -> str | None:
+    """Return the cluster that the environment names, None: none."""
+    return os.environ.get("RAY_ADDRESS")

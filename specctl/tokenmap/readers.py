@@ -1,0 +1,282 @@
+"""Read the documents of one corpus file as pieces of bounded size, and name what is no text.
+
+Invariants: the pieces of a document joined are its UTF-8 bytes; a document is cut only at
+`cuts.PIECE_CUT`, and only when the tokenizer's structure allows it, so tokens do not depend on the
+cut; memory is bounded by `MAX_PIECE_BYTES`. A defect is a counted `Defect`, never a silent skip.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.tokenmap.documents import MAX_LINE_BYTES, line_text, row_text
+from specctl.tokenmap.languages import language_of
+from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, STDIN, SourceFile, Task
+
+PIECE_BYTES = 4 << 20
+MAX_PIECE_BYTES = 64 << 20
+_BOM = b"\xef\xbb\xbf"
+_SURROGATES = re.compile("[\ud800-\udfff]")
+# The same place as `cuts.PIECE_CUT`, in ASCII only.
+_CUT = re.compile(rb"[A-Za-z]{2}(?= [A-Za-z])")
+_ROWS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How documents are read.
+
+    Args:
+        fields: keys whose texts are joined; empty: by the usual names.
+        roles: chat roles that count; empty: all.
+        language_field: key that names a document's language; None: by suffix or script.
+        can_cut: long documents may be cut at `cuts.PIECE_CUT`.
+    """
+
+    fields: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    language_field: str | None = None
+    can_cut: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Part of a document, most often all of it.
+
+    Args:
+        data: valid UTF-8.
+        where: file name, with `#line` or `#row`.
+        language: of the document.
+        is_first: the document begins here.
+        is_last: the document ends here.
+    """
+
+    data: bytes
+    where: str
+    language: str
+    is_first: bool = True
+    is_last: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defect:
+    """Something that is no text and was left out.
+
+    Args:
+        kind: one phrase, the same for all of its kind.
+        where: its place.
+    """
+
+    kind: str
+    where: str
+
+
+def read_pieces(file: SourceFile, task: Task, reading: Reading) -> Iterator[Piece | Defect]:
+    """Yield the documents of one file of a task; blank ones are left out.
+
+    Raises:
+        DiagnosticError: SD435 when the file needs a package that is missing.
+    """
+    suffix = file.kind
+    try:
+        if suffix in COLUMN_SUFFIXES:
+            from specctl.tokenmap.columnar import read_rows
+
+            yield from _from_rows(read_rows(file.path, reading), file, reading)
+            return
+        with _opened(file.path) as stream:
+            if suffix in LINE_SUFFIXES:
+                yield from _from_lines(stream, file, task, reading)
+            else:
+                yield from _from_text(stream, file, reading)
+    except (OSError, EOFError, zlib.error) as error:
+        yield Defect(kind=_failure(error), where=file.path)
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error)):
+        return "compressed data that is damaged or cut off"
+    return (
+        f"a file that cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
+    )
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    suffix = Path(path).suffix.lower()
+    if path == STDIN:
+        yield sys.stdin.buffer
+    elif suffix == ".gz":
+        with gzip.open(path, "rb") as packed:
+            yield cast("IO[bytes]", packed)
+    elif suffix == ".zst":
+        from specctl.tokenmap.columnar import open_zstd
+
+        with open_zstd(path) as stream:
+            yield stream
+    else:
+        with Path(path).open("rb") as plain:
+            yield plain
+
+
+def _from_text(stream: IO[bytes], file: SourceFile, reading: Reading) -> Iterator[Piece | Defect]:
+    buffer = stream.read(PIECE_BYTES).removeprefix(_BOM)
+    if b"\0" in buffer[:8192]:
+        yield Defect(kind="a binary file", where=file.path)
+        return
+    language = language_of(file.kind, buffer)
+    is_first = True
+    while True:
+        block = stream.read(PIECE_BYTES)
+        place = len(buffer)
+        if block:
+            place = _last_cut(buffer) if reading.can_cut else 0
+        if not place and len(buffer) > MAX_PIECE_BYTES:
+            yield Defect(kind="text without a place where it may be cut", where=file.path)
+            return
+        data = buffer[:place]
+        if data and not (is_first and not block and not data.strip()):
+            bad = _bad_byte(data)
+            if bad is not None:
+                yield Defect(kind="text that is not UTF-8", where=f"{file.path} byte {bad:#x}")
+                return
+            yield Piece(
+                data=data, where=file.path, language=language, is_first=is_first, is_last=not block
+            )
+            is_first = False
+        if not block:
+            return
+        buffer = buffer[place:] + block
+
+
+def _last_cut(buffer: bytes) -> int:
+    """Return the last place where a document may be cut, 0: none."""
+    for start in (max(len(buffer) - (1 << 16), 0), 0):
+        place = 0
+        for match in _CUT.finditer(buffer, start):
+            place = match.end()
+        if place:
+            return place
+    return 0
+
+
+def _bad_byte(data: bytes) -> int | None:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return data[error.start]
+    return None
+
+
+def _from_lines(
+    stream: IO[bytes], file: SourceFile, task: Task, reading: Reading
+) -> Iterator[Piece | Defect]:
+    begin = task.begin
+    if begin:  # a line belongs to the range that holds its first byte
+        stream.seek(begin - 1)
+        begin += len(_rest_of_line(stream)) - 1
+    number, at = 0, begin
+    while task.end is None or at < task.end:
+        raw = stream.readline(MAX_LINE_BYTES + 1)
+        if not raw:
+            return
+        number += 1
+        at += len(raw)
+        where = f"{file.path}#{number}" if not task.begin else f"{file.path}@{at - len(raw)}"
+        if len(raw) > MAX_LINE_BYTES:
+            at += _skip_line(stream, raw)
+            yield Defect(kind="a line that is too long for one document", where=where)
+        elif raw.strip():
+            yield from _from_line(raw, where, file, reading)
+
+
+def _rest_of_line(stream: IO[bytes]) -> bytes:
+    """Read to the end of the line; a long one is not held as a whole but for its length."""
+    raw = stream.readline(MAX_LINE_BYTES + 1)
+    return raw if raw.endswith(b"\n") else raw + bytes(_skip_line(stream, raw))
+
+
+def _skip_line(stream: IO[bytes], raw: bytes) -> int:
+    skipped = 0
+    while raw and not raw.endswith(b"\n"):
+        raw = stream.readline(1 << 20)
+        skipped += len(raw)
+    return skipped
+
+
+def _from_line(
+    raw: bytes, where: str, file: SourceFile, reading: Reading
+) -> Iterator[Piece | Defect]:
+    try:
+        text = line_text(raw.removeprefix(_BOM), where, reading.fields, reading.roles)
+    except DiagnosticError as error:
+        yield Defect(kind=_kind(error), where=where)
+        return
+    language = None
+    if reading.language_field is not None:
+        import json
+
+        value = json.loads(raw)
+        language = value.get(reading.language_field) if isinstance(value, dict) else None
+    yield from _from_value(text, where, file, language)
+
+
+def _from_rows(
+    rows: Iterator[tuple[str, dict[str, Any]]], file: SourceFile, reading: Reading
+) -> Iterator[Piece | Defect]:
+    for where, row in rows:
+        try:
+            text = row_text(row, where, reading.fields, reading.roles)
+        except DiagnosticError as error:
+            yield Defect(kind=_kind(error), where=where)
+            continue
+        yield from _from_value(text, where, file, row.get(reading.language_field or ""))
+
+
+def _from_value(
+    text: str, where: str, file: SourceFile, language: object
+) -> Iterator[Piece | Defect]:
+    clean, num_replaced = _SURROGATES.subn("\ufffd", text)
+    if num_replaced:
+        yield Defect(kind="half surrogate pairs, counted as U+FFFD", where=where)
+    if clean.strip():
+        data = clean.encode("utf-8")
+        name = language if isinstance(language, str) and language else language_of("", data)
+        yield Piece(data=data, where=where, language=name)
+
+
+def _kind(error: DiagnosticError) -> str:
+    message = error.diagnostics[0].message
+    if message.startswith("not UTF-8"):
+        return "a line that is not UTF-8"
+    return (
+        "a line without a text in the named fields"
+        if "no text" in message
+        else (
+            "a line that is not JSON"
+            if "JSON" in message
+            else "a line that is no object and no text"
+        )
+    )
+
+
+def missing_package(name: str, where: str, extra: str = "tokenmap") -> DiagnosticError:
+    """Return the SD435 for a package that a file or an engine needs."""
+    return DiagnosticError(
+        diagnose(
+            "SD435",
+            where=where,
+            message=f"needs the package `{name}`",
+            expected=f"`pip install 'specctl[{extra}]'`",
+            found="not installed",
+        )
+    )

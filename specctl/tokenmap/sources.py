@@ -1,0 +1,185 @@
+"""Name the files of a corpus, their domains, and the parts of them that are read separately.
+
+Invariants: the list depends on names and sizes, not on the machine or the number of workers; every
+file is in one domain; nothing is left out without an entry in the report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.tokenmap.documents import matching_files
+
+TASK_BYTES = 32 << 20
+STDIN = "-"
+TEXT_SUFFIXES = frozenset(
+    ".txt .md .rst .tex .html .xml .csv .tsv .pod .log .po .org .adoc".split()
+)
+CODE_SUFFIXES = frozenset(
+    ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .tsx .jsx .rb .php .cs .swift .kt"
+    " .scala .sh .bash .pl .pm .lua .r .jl .sql .css .m .hs .ml .ex .erl .clj .zig .toml .yaml"
+    " .yml .json .ini .cmake .proto".split()
+)
+LINE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
+COLUMN_SUFFIXES = frozenset({".parquet", ".arrow", ".feather"})
+PACKED_SUFFIXES = frozenset({".gz", ".zst"})
+ID_SUFFIXES = frozenset({".bin", ".npy"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """One file of a corpus.
+
+    Args:
+        path: of the file, `-` for standard input.
+        domain: it belongs to.
+        num_bytes: its size.
+        held_out: the whole file measures coverage (`--held-out PATH`).
+    """
+
+    path: str
+    domain: str
+    num_bytes: int
+    held_out: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Suffix that decides the reader, that of compression left out."""
+        path = Path(self.path)
+        return (path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path).suffix.lower()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Files, or a range of lines or rows of one file, that one worker reads.
+
+    Args:
+        number: of the task, from 0.
+        files: read one after another.
+        begin: first byte (lines that begin at it or later) or row group; 0: from the start.
+        end: byte or row group that is not read any more; None: to the end.
+    """
+
+    number: int
+    files: tuple[SourceFile, ...]
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk this task reads."""
+        if self.end is not None and len(self.files) == 1:
+            return self.end - self.begin
+        return sum(file.num_bytes for file in self.files)
+
+
+def find_files(arguments: Sequence[str], *, held_out: bool = False) -> tuple[SourceFile, ...]:
+    """Return the files that `PATH`, `NAME=PATH` and quoted patterns name.
+
+    An unnamed directory that is the only argument gives one domain for each directory in it.
+
+    Raises:
+        DiagnosticError: SD422 for each argument that names no file.
+    """
+    found: dict[str, SourceFile] = {}
+    problems: list[Diagnostic] = []
+    for argument in arguments:
+        name, path = _named(argument)
+        files = [STDIN] if path == STDIN else [str(p) for p in matching_files(path, _is_read)]
+        if not files:
+            problems.append(
+                diagnose(
+                    "SD422",
+                    where=argument,
+                    message="no file of a corpus here",
+                    expected="a file, a directory with text, code, jsonl or parquet, a pattern",
+                    found="nothing that matches",
+                )
+            )
+        is_only = len(arguments) == 1 and name is None and Path(path).is_dir()
+        for file in files:
+            domain = name or _domain_of(file, path, is_only=is_only)
+            size = 0 if file == STDIN else Path(file).stat().st_size
+            key = file if file == STDIN else str(Path(file).resolve())
+            entry = SourceFile(path=file, domain=domain, num_bytes=size, held_out=held_out)
+            found.setdefault(key, entry)
+    if not arguments:
+        problems.append(diagnose("SD422", where="CORPUS", message="no corpus was named"))
+    if problems:
+        raise DiagnosticError(problems)
+    return tuple(found.values())
+
+
+def _named(argument: str) -> tuple[str | None, str]:
+    """Split `NAME=PATH`; a path that exists is never split."""
+    name, mark, path = argument.partition("=")
+    if mark and name and path and "/" not in name and not Path(argument).exists():
+        return name, path
+    return None, argument
+
+
+def _domain_of(file: str, argument: str, *, is_only: bool) -> str:
+    if file == STDIN:
+        return "stdin"
+    root = Path(argument)
+    if is_only:
+        inside = Path(file).relative_to(root).parts
+        if len(inside) > 1:
+            return inside[0]
+    if root.is_dir():
+        return root.resolve().name or "root"
+    if root.is_file():
+        return root.name.split(".")[0] or root.name
+    return Path(file).parent.name or "files"
+
+
+def _is_read(path: Path) -> bool:
+    suffix = path.suffix.lower()
+    if suffix in PACKED_SUFFIXES:
+        suffix = path.with_suffix("").suffix.lower()
+        return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES
+    return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES | COLUMN_SUFFIXES
+
+
+def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int = TASK_BYTES) -> tuple[Task, ...]:
+    """Cut a corpus into tasks of about `task_bytes`; a large jsonl file into ranges of lines."""
+    tasks: list[Task] = []
+    group: list[SourceFile] = []
+    size = 0
+
+    def close() -> None:
+        nonlocal size
+        if group:
+            tasks.append(Task(number=len(tasks), files=tuple(group)))
+            group.clear()
+            size = 0
+
+    for file in files:
+        is_lines = Path(file.path).suffix.lower() in LINE_SUFFIXES
+        if is_lines and file.num_bytes > 2 * task_bytes:
+            close()
+            for begin in range(0, file.num_bytes, task_bytes):
+                end = min(begin + task_bytes, file.num_bytes)
+                tasks.append(Task(number=len(tasks), files=(file,), begin=begin, end=end))
+            continue
+        if size + file.num_bytes > task_bytes:
+            close()
+        group.append(file)
+        size += file.num_bytes
+    close()
+    return tuple(tasks)
+
+
+def files_digest(files: Sequence[SourceFile], options: dict[str, str]) -> str:
+    """Return a digest of what a run reads: names, sizes, times of change and options."""
+    facts = []
+    for file in files:
+        changed = 0 if file.path == STDIN else Path(file.path).stat().st_mtime_ns
+        facts.append([asdict(file), changed])
+    text = json.dumps([facts, options], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

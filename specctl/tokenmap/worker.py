@@ -1,0 +1,248 @@
+"""Read the documents of one task and reduce them to distinct units and id counts.
+
+Runs in worker processes. Invariants: the result depends on the task's documents alone; memory is
+bounded by `_HELD_BYTES` of text and the distinct units of one task.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import os
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
+from specctl.tokenmap.parts import Group, GroupResult, PartSummary, part_path, write_part
+from specctl.tokenmap.readers import Defect, Piece, Reading, read_pieces
+from specctl.tokenmap.sources import SourceFile, Task
+from specctl.tokenmap.split import paragraphs
+from specctl.tokenmap.structure import FastPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_HELD_BYTES = 16 << 20
+_GROUP_BYTES = 6 << 20
+_WHOLE_BYTES = 2 << 20
+_MODULUS = 1 << 256
+NUMBERS = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What every worker of a run needs.
+
+    Args:
+        tokenizer: path of tokenizer.json.
+        plan: how units are found; None: every document is encoded whole.
+        reading: how documents are read.
+        held_below: a document is held out when its number is below this, of 2^64.
+        moved_in: number that is held out although the rule says counted.
+        moved_out: number that is counted although the rule says held out.
+        is_by_paragraph: paragraphs are the documents.
+        directory: where parts are written.
+    """
+
+    tokenizer: Path
+    plan: FastPlan | None
+    reading: Reading
+    held_below: int
+    moved_in: int | None = None
+    moved_out: int | None = None
+    is_by_paragraph: bool = False
+    directory: Path
+
+    def side(self, number: int, file: SourceFile) -> str:
+        """Return the side of a document with this split number."""
+        if file.held_out or number == self.moved_in:
+            return "held_out"
+        is_held = number < self.held_below and number != self.moved_out
+        return "held_out" if is_held else "counted"
+
+
+@dataclass(kw_only=True, slots=True)
+class _Held:
+    """Texts and results of one group while its task runs."""
+
+    documents: list[bytes] = field(default_factory=list)
+    held_bytes: int = 0
+    whole: list[str] = field(default_factory=list)
+    whole_bytes: int = 0
+    ids: collections.Counter[int] = field(default_factory=collections.Counter)
+    tables: list[Any] = field(default_factory=list)
+    firsts: list[Any] = field(default_factory=list)
+    num_documents: int = 0
+    num_text_bytes: int = 0
+
+
+class TaskRun:
+    """One task while it is read."""
+
+    def __init__(self, job: Job, tokenizer: LoadedTokenizer) -> None:
+        """Begin with nothing read."""
+        self._job = job
+        self._tokenizer = tokenizer
+        self._groups: dict[Group, _Held] = collections.defaultdict(_Held)
+        self._held_bytes = 0
+        self._digest_sum = 0
+        self._numbers: list[int] = []
+        self._defects: dict[str, tuple[int, str]] = {}
+        self._num_documents = 0
+
+    def read(self, task: Task) -> None:
+        """Read every document of a task."""
+        for file in task.files:
+            digests: list[bytes] = []
+            side = "counted"
+            for piece in self._pieces(file, task):
+                if isinstance(piece, Defect):
+                    num, first = self._defects.get(piece.kind, (0, piece.where))
+                    self._defects[piece.kind] = (num + 1, first)
+                    continue
+                digest = hashlib.sha256(piece.data).digest()
+                if piece.is_first:
+                    digests = []
+                    number = int.from_bytes(digest[:8], "big")
+                    self._numbers = [min([number, *self._numbers]), max([number, *self._numbers])]
+                    side = self._job.side(number, file)
+                digests.append(digest)
+                group = Group(side=side, domain=file.domain, language=piece.language)
+                self._add(self._groups[group], piece)
+                if piece.is_last:
+                    self._end_document(group, digests)
+
+    def _pieces(self, file: SourceFile, task: Task) -> Iterator[Piece | Defect]:
+        found = read_pieces(file, task, self._job.reading)
+        if not self._job.is_by_paragraph:
+            yield from found
+            return
+        for piece in found:
+            if isinstance(piece, Defect):
+                yield piece
+                continue
+            for number, text in enumerate(paragraphs(piece.data.decode("utf-8")), start=1):
+                place = f"{piece.where}#paragraph{number}"
+                yield Piece(data=text.encode("utf-8"), where=place, language=piece.language)
+
+    def _end_document(self, group: Group, digests: list[bytes]) -> None:
+        content = hashlib.sha256(group.domain.encode("utf-8") + b"\0" + b"".join(digests))
+        self._digest_sum = (self._digest_sum + int.from_bytes(content.digest(), "big")) % _MODULUS
+        self._groups[group].num_documents += 1
+        self._num_documents += 1
+
+    def _add(self, held: _Held, piece: Piece) -> None:
+        held.num_text_bytes += len(piece.data)
+        plan = self._job.plan
+        if plan is None or any(mark in piece.data for mark in self._marks):
+            held.whole.append(piece.data.decode("utf-8"))
+            held.whole_bytes += len(piece.data)
+            if held.whole_bytes > _WHOLE_BYTES:
+                self._encode(held)
+            return
+        held.documents.append(piece.data)
+        held.held_bytes += len(piece.data)
+        self._held_bytes += len(piece.data)
+        if held.held_bytes > _GROUP_BYTES:
+            self._scan(held)
+        elif self._held_bytes > _HELD_BYTES:
+            for other in self._groups.values():
+                self._scan(other)
+
+    @property
+    def _marks(self) -> tuple[bytes, ...]:
+        plan = self._job.plan
+        return () if plan is None else _encoded_marks(plan)
+
+    def _scan(self, held: _Held) -> None:
+        """Turn held documents into a table of units."""
+        if not held.documents or self._job.plan is None:
+            return
+        from specctl.tokenmap import scan
+
+        rest, firsts = scan.unit_counts_apart(
+            held.documents, self._job.plan.rules, apart=self._job.plan.first_differs
+        )
+        held.tables.append(rest)
+        if firsts is not None:
+            held.firsts.append(firsts)
+        self._held_bytes -= held.held_bytes
+        held.documents, held.held_bytes = [], 0
+
+    def _encode(self, held: _Held) -> None:
+        handle = self._tokenizer.handle
+        encode = getattr(handle, "encode_batch_fast", handle.encode_batch)
+        for encoding in encode(held.whole, add_special_tokens=False):
+            held.ids.update(encoding.ids)
+        held.whole, held.whole_bytes = [], 0
+
+    def write(self, path: Path, num_disk_bytes: int) -> None:
+        """Write what was found."""
+        groups = {}
+        for group, held in self._groups.items():
+            self._scan(held)
+            self._encode(held)
+            ids = array("I", sorted(held.ids))
+            units, ends, nums = _columns(held.tables)
+            groups[group] = GroupResult(
+                num_documents=held.num_documents,
+                num_text_bytes=held.num_text_bytes,
+                ids=ids,
+                id_counts=array("Q", (held.ids[i] for i in ids)),
+                units=units,
+                ends=ends,
+                nums=nums,
+                firsts=_columns(held.firsts),
+            )
+        summary = PartSummary(
+            num_documents=self._num_documents,
+            digest_sum=self._digest_sum,
+            lowest=min(self._numbers, default=None),
+            highest=max(self._numbers, default=None),
+            defects=self._defects,
+            num_disk_bytes=num_disk_bytes,
+        )
+        write_part(path, summary, groups)
+
+
+_MARKS: dict[tuple[str, ...], tuple[bytes, ...]] = {}
+
+
+def _encoded_marks(plan: FastPlan) -> tuple[bytes, ...]:
+    if plan.whole_if not in _MARKS:
+        _MARKS[plan.whole_if] = tuple(mark.encode("utf-8") for mark in plan.whole_if)
+    return _MARKS[plan.whole_if]
+
+
+def _columns(tables: list[pa.Table]) -> tuple[bytes, bytes, bytes]:
+    if not tables:
+        return b"", b"", b""
+    from specctl.tokenmap import scan
+
+    return scan.to_bytes(scan.merged(tables))
+
+
+def run_task(job: Job, task: Task) -> int:
+    """Count one task and write its part; returns the task's number."""
+    tokenizer = load_tokenizer(job.tokenizer)
+    run = TaskRun(job, tokenizer)
+    run.read(task)
+    run.write(part_path(job.directory, task.number), task.num_bytes)
+    return task.number
+
+
+def start_worker(parent: int) -> None:
+    """Prepare a worker process: one thread of each library, and end when the parent is gone."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
