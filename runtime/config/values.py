@@ -104,7 +104,7 @@ class RuntimeConfig:
         prefill_chunk_size: prompt tokens that one request computes in one step at most.
         max_model_len: tokens of a request, prompt and output together.
         num_speculative_tokens: drafts per round and request.
-        draft_width: slots in one draft forward; 0 without a draft model.
+        draft_width: slots in one draft forward of that many drafts; 0 without a draft model.
         proposer: who makes drafts.
         max_ngram: longest suffix that the ngram proposer looks up.
         batch_buckets: batch sizes that have their own round shape.
@@ -153,3 +153,10 @@ class RuntimeConfig:
     cost_table: str | None = None
     dynamic_rows: int = 0
     dynamic_rank: int = 0
+
+    def draft_width_of(self, num_drafts: int) -> int:
+        """Return the slots in the draft forward of a round with fewer drafts, 0 without drafts."""
+        if num_drafts == 0:
+            return 0
+        fewer = self.num_speculative_tokens - num_drafts
+        return min(self.draft_width, max(1, self.draft_width - fewer))
