@@ -303,7 +303,7 @@ class Engine:
         num_rounds = len(decoding)
         key = round_key(
             result.num_drafts[:num_rounds],
-            draft_width=self.config.draft_width,
+            draft_width=self.config.draft_width_of(max(result.num_drafts[:num_rounds], default=0)),
             batch_buckets=self.config.batch_buckets,
             kind=round_kind([request.params for request in decoding]),
         )
