@@ -106,6 +106,8 @@ def arm_names(loaded: Loaded, settings: BenchSettings) -> tuple[ArmName, ...]:
     names: list[ArmName] = ["target-only"]
     if loaded.has_speculation:
         names.append("speculative")
+    if settings.contract == "off":
+        names.append("contract-off")
     return tuple(names)
 
 
@@ -158,6 +160,7 @@ def arm_config(loaded: Loaded, arm: ArmName, *, concurrency: int, num_tokens: in
 def make_arm(
     loaded: Loaded,
     config: RuntimeConfig,
+    models: LoadedModels,
     *,
     script: OracleScript | None = None,
     forced: ForcedLengths | None = None,
@@ -167,6 +170,7 @@ def make_arm(
     Args:
         loaded: what all arms share.
         config: of the arm.
+        models: that it runs.
         script: of the oracle.
         forced: decides what rounds accept.
     """
@@ -174,7 +178,7 @@ def make_arm(
         path=cost_path(loaded.path, config.cost_table), fingerprint=loaded.manifest.fingerprint
     )
     engine = build_engine(
-        models_of(loaded, config),
+        models,
         config,
         tokenizer=loaded.tokenizer,
         script=script,
@@ -183,7 +187,7 @@ def make_arm(
     )
     return LLM(
         engine=engine,
-        models=loaded.models,
+        models=models,
         manifest=loaded.manifest,
         tokenizer=loaded.tokenizer,
         diagnostics=loaded.diagnostics,

@@ -123,11 +123,19 @@ def _point(point: Point) -> str:
             f"<h2>{escape(_name(point))}</h2>",
             _arm_table(point.arms),
             f"<ul>{notes}</ul>",
+            _choices(point),
             _step_plot(point),
             _step_table(point.steps),
             _acceptance(point),
         ]
     )
+
+
+def _choices(point: Point) -> str:
+    if not point.contract_off_choices:
+        return ""
+    found = "; ".join(f"{what}: {how}" for what, how in point.contract_off_choices.items())
+    return f"<p>Without the contract, fastest for this number of rows: {escape(found)}.</p>"
 
 
 def _arm_table(arms: Sequence[Arm]) -> str:

@@ -257,7 +257,27 @@ class ReferenceRecord(
     margin: float = 0.0
 
 
-Record = RunRecord | RequestRecord | StepRecord | CopyRecord | ReferenceRecord
+class ChoiceRecord(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="choice",
+    tag_field="kind",
+):
+    """What the arm without the contract computes something with.
+
+    Args:
+        what: a product with its output and input features, or `attention`.
+        chosen: `library`, `pinned`, a tile, or keys of a segment.
+    """
+
+    point: int
+    what: str
+    chosen: str
+
+
+Record = ChoiceRecord | RunRecord | RequestRecord | StepRecord | CopyRecord | ReferenceRecord
 
 
 class RawBench(msgspec.Struct, frozen=True, kw_only=True):

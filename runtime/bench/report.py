@@ -156,6 +156,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         speedup: median over pairs of neighbouring runs, speculative / target-only tokens per
             second; None without both.
         speedup_range: the same with its range.
+        contract_off_choices: what that arm computes each product and attention with.
         exactness_tax: 1 - target-only / contract-off tokens per second, median over the runs.
         steps: what was measured apart from the runs.
         verify_ratio: verify / decode, medians.
@@ -172,6 +173,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     repeat: Identical | None
     identical: Identical | None
     contract_off: Identical | None
+    contract_off_choices: dict[str, str]
     exactness_tax: float | None
     steps: list[Step]
     verify_ratio: float | None

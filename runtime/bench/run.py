@@ -27,6 +27,7 @@ from runtime.bench.arms import (
     oracle_script,
 )
 from runtime.bench.bandwidth import kv_bytes_per_token, weight_bytes_per_step
+from runtime.bench.contract_off import choose_kernels, described, free_models
 from runtime.bench.drive import Outcome, Progress, RunPlace, Workload, run_arm
 from runtime.bench.environment import environment_of
 from runtime.bench.margin import top_two_after
@@ -39,6 +40,7 @@ from runtime.bench.prompts import (
 )
 from runtime.bench.raw import (
     ArmName,
+    ChoiceRecord,
     PointSettings,
     RawBench,
     Record,
@@ -47,11 +49,12 @@ from runtime.bench.raw import (
     StepRecord,
 )
 from runtime.bench.reference import compare_reference
-from runtime.bench.settings import BenchSettings
+from runtime.bench.settings import DEFAULT_STEP_SAMPLES, BenchSettings
 from runtime.bench.steps import STEP_ROOM, StepPlace, measure_copy, measure_steps
 from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.text import TemplateRenderer
+from runtime.loading import LoadedModels
 from runtime.spec.oracle import OracleScript, ScriptKey
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -197,14 +200,15 @@ def _measure(
         )
         for arm in order
     }
-    outcomes, script = _run_arms(loaded, point, settings, order, configs, on_progress)
+    models, choices = _arm_models(loaded, point, settings, configs)
+    outcomes, script = _run_arms(loaded, point, settings, order, configs, models, on_progress)
     gc.collect()  # engines hold device memory in cycles
     if loaded.config.device.type == "cuda":
         torch.cuda.empty_cache()
-    records: list[Record] = []
+    records: list[Record] = [*choices]
     for outcome in outcomes:
         records += [outcome.run, *outcome.requests]
-    records += _steps(loaded, point, settings, configs, script)
+    records += _steps(point, settings, configs, models, script)
     base = configs["target-only"]
     return _Measured(
         settings=PointSettings(
@@ -221,12 +225,33 @@ def _measure(
     )
 
 
+def _arm_models(
+    loaded: Loaded,
+    point: _Point,
+    settings: BenchSettings,
+    configs: dict[ArmName, RuntimeConfig],
+) -> tuple[dict[ArmName, LoadedModels], list[ChoiceRecord]]:
+    """Return what each arm runs; without the contract, after timing what is fastest."""
+    models = {arm: models_of(loaded, config) for arm, config in configs.items()}
+    if "contract-off" not in configs:
+        return models, []
+    config = configs["contract-off"]
+    place = _step_place(point, config, settings.step_samples or DEFAULT_STEP_SAMPLES)
+    choices = choose_kernels(loaded.models, config, place)
+    models["contract-off"] = free_models(loaded.models, choices)
+    return models, [
+        ChoiceRecord(point=point.index, what=what, chosen=chosen)
+        for what, chosen in described(choices).items()
+    ]
+
+
 def _run_arms(
     loaded: Loaded,
     point: _Point,
     settings: BenchSettings,
     order: Sequence[ArmName],
     configs: dict[ArmName, RuntimeConfig],
+    models: dict[ArmName, LoadedModels],
     on_progress: Progress,
 ) -> tuple[list[Outcome], OracleScript | None]:
     """Run the arms in order; the oracle's script is what target-only, the first, answered."""
@@ -238,7 +263,11 @@ def _run_arms(
             script = oracle_script(_answers(outcomes[0]), configs[arm], settings)
         if arm not in llms:
             llms[arm] = make_arm(
-                loaded, configs[arm], script=script, forced=forced_lengths(configs[arm], settings)
+                loaded,
+                configs[arm],
+                models[arm],
+                script=script,
+                forced=forced_lengths(configs[arm], settings),
             )
         place = RunPlace(point=point.index, arm=arm, order=number)
         outcomes.append(run_arm(llms[arm], place, point.workload, settings, on_progress))
@@ -252,11 +281,20 @@ def _answers(outcome: Outcome) -> dict[ScriptKey, tuple[int, ...]]:
     }
 
 
+def _step_place(point: _Point, config: RuntimeConfig, samples: int) -> StepPlace:
+    return StepPlace(
+        point=point.index,
+        concurrency=point.workload.concurrency,
+        context=min(point.context, config.max_model_len - STEP_ROOM),
+        samples=samples,
+    )
+
+
 def _steps(
-    loaded: Loaded,
     point: _Point,
     settings: BenchSettings,
     configs: dict[ArmName, RuntimeConfig],
+    models: dict[ArmName, LoadedModels],
     script: OracleScript | None,
 ) -> list[StepRecord]:
     """Measure each arm's steps; none where the pool does not hold all requests at once."""
@@ -267,16 +305,10 @@ def _steps(
         each = -(-config.max_model_len // config.kv_block_size)
         if 1 + each * point.workload.concurrency > config.num_kv_blocks:
             continue
-        place = StepPlace(
-            point=point.index,
-            concurrency=point.workload.concurrency,
-            context=min(point.context, config.max_model_len - STEP_ROOM),
-            samples=settings.step_samples,
-        )
         records += measure_steps(
-            models_of(loaded, config),
+            models[arm],
             config,
-            place,
+            _step_place(point, config, settings.step_samples),
             script=script if arm == "speculative" else None,
             name="contract-off" if arm == "contract-off" else None,
         )

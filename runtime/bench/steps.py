@@ -13,14 +13,14 @@ context.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from runtime.batch import RoundDraft, RoundRequests, RoundStates
-from runtime.bench.raw import Clock, CopyRecord, StepName, StepRecord
+from runtime.bench.raw import CopyRecord, StepName, StepRecord
+from runtime.bench.timing import Step, clock_of, sample
 from runtime.config import RuntimeConfig
 from runtime.engine.llm import make_caches_and_proposer
 from runtime.graphs.round import DeviceRound
@@ -36,9 +36,6 @@ STEP_ROOM = 32
 
 _WARM_UP_ROUNDS = 3
 _COPY_BYTES: Mapping[str, int] = {"cuda": 1 << 30, "cpu": 1 << 26}
-_FILLER_BYTES = 1 << 28  # copied before a sample, so that the queue is full when it starts
-
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,13 +180,13 @@ def measure_steps(
         return []
     gamma = config.num_speculative_tokens
     steps = bench.steps(name or ("verify" if gamma else "decode"))
-    sampled = _sample(steps, bench.reset, place.samples, config.device)
+    sampled = sample(steps, bench.reset, place.samples, config.device)
     return [
         StepRecord(
             point=place.point,
             step=step,
             width=gamma if step == "draft" else gamma + 1,
-            clock=_clock(config.device),
+            clock=clock_of(config.device),
             samples_s=samples,
         )
         for step, samples in sampled.items()
@@ -203,76 +200,5 @@ def measure_copy(device: torch.device, samples: int) -> CopyRecord:
     source.random_()
     sink = torch.empty_like(source)
     step: StepName = "round"  # any: one step is measured
-    times = _sample({step: lambda: sink.copy_(source)}, lambda: None, samples, device)
-    return CopyRecord(num_bytes=2 * source.numel(), clock=_clock(device), samples_s=times[step])
-
-
-def _clock(device: torch.device) -> Clock:
-    return "cuda-events" if device.type == "cuda" else "wall"
-
-
-def _sample(
-    steps: Mapping[StepName, Step],
-    reset: Callable[[], None],
-    samples: int,
-    device: torch.device,
-) -> dict[StepName, list[float]]:
-    if device.type == "cuda":
-        return _sample_graphs(steps, reset, samples, device)
-    times: dict[StepName, list[float]] = {name: [] for name in steps}
-    for count in range(samples + 1):
-        reset()
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if count:  # the first pass warms caches up
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def _sample_graphs(
-    steps: Mapping[StepName, Step],
-    reset: Callable[[], None],
-    samples: int,
-    device: torch.device,
-) -> dict[StepName, list[float]]:
-    """Capture every step and time its replays with events, without a wait between them."""
-    graphs = {name: _captured(step, reset, device) for name, step in steps.items()}
-    filler = torch.empty(_FILLER_BYTES, dtype=torch.uint8, device=device)
-    marks: list[list[torch.cuda.Event]] = []
-    for _ in range(samples + 1):
-        reset()
-        for _ in range(4):
-            filler.copy_(filler.flip(0))
-        row = [_event() for _ in range(len(graphs) + 1)]
-        row[0].record()
-        for graph, mark in zip(graphs.values(), row[1:], strict=True):
-            graph.replay()
-            mark.record()
-        marks.append(row)
-        torch.cuda.synchronize(device)
-    return {
-        name: [row[index].elapsed_time(row[index + 1]) / 1e3 for row in marks[1:]]
-        for index, name in enumerate(graphs)
-    }
-
-
-def _captured(step: Step, reset: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize(device)
-    with torch.cuda.stream(stream):
-        reset()
-        step()
-        stream.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            step()
-        finally:
-            graph.capture_end()
-    torch.cuda.synchronize(device)
-    return graph
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    times = sample({step: lambda: sink.copy_(source)}, lambda: None, samples, device)
+    return CopyRecord(num_bytes=2 * source.numel(), clock=clock_of(device), samples_s=times[step])

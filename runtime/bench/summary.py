@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from runtime.bench.compare import compare_runs
 from runtime.bench.raw import (
     ArmName,
+    ChoiceRecord,
     CopyRecord,
     PointSettings,
     RawBench,
@@ -83,6 +84,7 @@ class _PointRecords:
 
     def __init__(self, index: int, raw: RawBench) -> None:
         self.runs = [r for r in raw.records if isinstance(r, RunRecord) and r.point == index]
+        self.choices = [r for r in raw.records if isinstance(r, ChoiceRecord) and r.point == index]
         self.steps = [r for r in raw.records if isinstance(r, StepRecord) and r.point == index]
         self._requests: dict[int, list[RequestRecord]] = {}
         for record in raw.records:
@@ -129,6 +131,7 @@ def _point(index: int, settings: PointSettings, raw: RawBench, copy: float | Non
             else None
         ),
         contract_off=compare_runs(base, free) if free else None,
+        contract_off_choices={record.what: record.chosen for record in records.choices},
         exactness_tax=_tax(arms),
         steps=steps,
         verify_ratio=_verify_ratio(steps),

@@ -25,7 +25,6 @@ from runtime.kernels.rope import apply_rope
 from runtime.kernels.rows import ROW_TILE, SEGMENT, fixed_exp
 from runtime.kv import KVLayer
 
-
 ROUND_LAYOUTS: Mapping[str, Literal["packed", "dense"]] = {"cpu": "packed", "cuda": "dense"}
 """How a backend takes the rows of a ragged round: packed, or spread out to equally many rows of
 each request, so that one program serves all rows of a request and reads its keys once."""
@@ -72,6 +71,7 @@ def attend_new_rows(
     *,
     scale: float,
     window: int | None = None,
+    segment: int = SEGMENT,
 ) -> torch.Tensor:
     """Rotate queries and keys, write keys and values to the pool, and attend.
 
@@ -84,6 +84,8 @@ def attend_new_rows(
         cos_sin_TP: float32 rotary table.
         scale: as in `paged_attention`.
         window: as in `paged_attention`.
+        segment: another one leaves the contract: it sums keys in another order, and only where one
+            CUDA kernel does all of this (benchmarks only).
 
     Returns:
         [M, H, P], dtype of `q_MHP`.
@@ -94,16 +96,26 @@ def attend_new_rows(
     """
     spread = batch.spread
     if spread is not None and ROUND_LAYOUTS[q_MHP.device.type] == "dense":
-        dense = (x.index_select(0, spread.packed_rows_M) for x in (q_MHP, k_MGP, v_MGP))
+        rows_M = spread.packed_rows_M
         out_MHP = attend_new_rows(
-            *dense, layer, spread.batch, cos_sin_TP, scale=scale, window=window
+            q_MHP.index_select(0, rows_M),
+            k_MGP.index_select(0, rows_M),
+            v_MGP.index_select(0, rows_M),
+            layer,
+            spread.batch,
+            cos_sin_TP,
+            scale=scale,
+            window=window,
+            segment=segment,
         )
         return out_MHP.index_select(0, spread.dense_rows_N)
     if q_MHP.is_cuda and batch.rows_per_request is not None:
         from runtime.kernels.cuda.attention import NewRows, launch_paged_attention
 
         new = NewRows(k_MGP=k_MGP, v_MGP=v_MGP, cos_sin_TP=cos_sin_TP)
-        return launch_paged_attention(q_MHP, layer, batch, scale=scale, window=window, new=new)
+        return launch_paged_attention(
+            q_MHP, layer, batch, scale=scale, window=window, new=new, segment=segment
+        )
     q_MHP, k_MGP = apply_rope(q_MHP, k_MGP, batch.positions_N, cos_sin_TP)
     write_kv(k_MGP, v_MGP, layer, batch.slots_N)
     return paged_attention(q_MHP, layer, batch, scale=scale, window=window)

@@ -103,3 +103,15 @@ def test_old_keys_and_new_ones_meet_in_one_step(width: int) -> None:
     assert bool(found.isfinite().all())
     assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))
     assert same_bits(layer.v.nan_to_num(9.0), other.v.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("segment", [64, 128, 512])
+def test_another_segment_gives_the_same_attention_in_another_order(segment: int) -> None:
+    """Benchmarks without the contract take other segments; the function computed is the same."""
+    requests = requests_of(torch.float32, num_kv_heads=2, head_dim=16)
+    rows = [(0, 36), (1, 2), (2, 529)]
+    batch = requests.batch(rows)
+    q = plain(len(rows), 6, 16, seed=2, dtype=torch.float32)
+    out = attention.launch_paged_attention(q, requests.layer, batch, scale=0.3, segment=segment)
+    twin = paged_attention_twin(q, requests.layer, batch, scale=0.3)
+    torch.testing.assert_close(out, twin, rtol=1e-5, atol=5e-6)

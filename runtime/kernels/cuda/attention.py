@@ -235,8 +235,12 @@ def launch_paged_attention(
     window: int | None = None,
     new: NewRows | None = None,
     overlap: bool | None = None,
+    segment: int = SEGMENT,
 ) -> torch.Tensor:
-    """Launch `paged_attention`, or with `new` the fused `attend_new_rows` of a dense batch."""
+    """Launch `paged_attention`, or with `new` the fused `attend_new_rows` of a dense batch.
+
+    Another `segment`, a power of two, sums in another order (benchmarks only).
+    """
     is_whole = layer.k.is_contiguous() and layer.v.is_contiguous()
     assert is_whole, "each pool is one block of memory"
     assert batch.block_tables_BT.stride(1) == 1, "block tables are read entry by entry"
@@ -249,9 +253,10 @@ def launch_paged_attention(
     constants = segment_constants(
         num_heads, num_kv_heads, head_dim, kv_block_size, width, q_MHP.element_size()
     )
+    constants |= {"SEGMENT_KEYS": segment, "TILE": min(constants["TILE"], segment)}
     groups = tiles.shape[0] if tiles is not None else q_MHP.shape[0] // width
     num_tiles = groups * constants["PARTS"]
-    num_segments = ceil_div(batch.max_length, SEGMENT)
+    num_segments = ceil_div(batch.max_length, segment)
     out = torch.empty_like(q_MHP, memory_format=torch.contiguous_format)
     # Chunks bound the partials of a long prefill; tiles are independent, so cuts change no bits.
     tile_bytes = num_kv_heads * num_segments * constants["BLOCK_M"] * constants["BLOCK_P"] * 4
@@ -279,7 +284,7 @@ def _launch_tiles(
     overlap: bool | None,
 ) -> None:
     num_kv_heads, block_m = constants["KV_HEADS"], constants["BLOCK_M"]
-    num_segments = ceil_div(batch.max_length, SEGMENT)
+    num_segments = ceil_div(batch.max_length, constants["SEGMENT_KEYS"])
     is_single = num_segments == 1
     shape = (0,) if is_single else (num_tiles, num_kv_heads, num_segments, block_m)
     values = q_MHP.new_empty((*shape, constants["BLOCK_P"]), dtype=torch.float32)

@@ -14,6 +14,7 @@ from runtime.kernels import (
     linear,
     scaled_linear,
 )
+from runtime.kernels.rows import SEGMENT
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers.ranked import add_to_stream
 from runtime.models.layers.roles import TensorSource
@@ -106,7 +107,7 @@ class Attention:
             [N, D] in the dtype of `x_NK`.
         """
         qkv = linear(x_NK, self.qkv_weight, self.qkv_bias)
-        mixed = self._mix(qkv, batch, cache, cos_sin_TP)
+        mixed = self.mix(qkv, batch, cache, cos_sin_TP)
         return linear(mixed, self.o_weight, self.o_bias)
 
     def advance(
@@ -145,20 +146,31 @@ class Attention:
         """Attend with projected rows [N, (H + 2 G) P] and add the result to `residual_ND`."""
         return add_to_stream(
             self.ranks,
-            self._mix(qkv_NQ, batch, cache, cos_sin_TP),
+            self.mix(qkv_NQ, batch, cache, cos_sin_TP),
             self.o_weight,
             self.o_bias,
             residual_MD=residual_ND,
             norm_D=next_norm_D,
         )
 
-    def _mix(
-        self, qkv_NQ: torch.Tensor, batch: PreparedBatch, cache: KVLayer, cos_sin_TP: torch.Tensor
+    def mix(
+        self,
+        qkv_NQ: torch.Tensor,
+        batch: PreparedBatch,
+        cache: KVLayer,
+        cos_sin_TP: torch.Tensor,
+        *,
+        segment: int = SEGMENT,
     ) -> torch.Tensor:
-        """Rotate, write to the cache and attend; return [N, H P]."""
+        """Rotate, write to the cache and attend; return [N, H P].
+
+        Another `segment` leaves the exactness contract (`attend_new_rows`).
+        """
         q, k, v = self._split(qkv_NQ)
         scale = self.head_dim**-0.5
-        mixed = attend_new_rows(q, k, v, cache, batch, cos_sin_TP, scale=scale, window=self.window)
+        mixed = attend_new_rows(
+            q, k, v, cache, batch, cos_sin_TP, scale=scale, window=self.window, segment=segment
+        )
         return mixed.flatten(1)
 
     def _split(self, qkv_NQ: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import msgspec
@@ -13,38 +12,18 @@ import pytest
 import torch
 
 from runtime import main
-from runtime.bench.arms import acceptance_for
-from runtime.bench.bandwidth import weight_bytes_per_step
 from runtime.bench.compare import compare_runs, first_difference
 from runtime.bench.environment import source_digests
 from runtime.bench.margin import TopTwo, top_two_after
-from runtime.bench.prompts import BenchPrompt, random_prompts
+from runtime.bench.prompts import BenchPrompt
 from runtime.bench.raw import RequestRecord
 from runtime.bench.reference import compare_reference
-from runtime.bench.shape import shape_manifest
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from specctl.contract.diagnostics import DiagnosticError
+from tests.bench_harness import CPU, PROMPTS, QUESTIONS, ROOT, bench, records, requests_of
 
-ROOT = Path(__file__).parents[4]
 SCHEMA = ROOT / "docs" / "reference" / "schemas" / "bench.schema.json"
-CPU = main.EngineOptions(device="cpu")
-QUESTIONS = ROOT / "fixtures" / "prompts" / "mt_bench_first8.jsonl"
-SHAPE = {
-    "model_type": "qwen3",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000,
-    "max_position_embeddings": 256,
-    "vocab_size": 90,
-    "tie_word_embeddings": False,
-}
-PROMPTS = [[5, 6, 7, 8], [40, 41], [90, 3, 3, 17, 20], [33] * 9]
 
 
 @pytest.fixture(scope="module")
@@ -52,29 +31,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "ids.json"
     path.write_text(json.dumps({"ids": PROMPTS}))
     return path
-
-
-def records(
-    manifest: Path | None, engine: main.EngineOptions = CPU, **settings: Any
-) -> main.RawBench:
-    given: dict[str, Any] = {"max_tokens": 12, "step_samples": 0, "concurrency": (1,)} | settings
-    return main.bench(
-        manifest,
-        engine,
-        main.BenchSettings(**given),
-        on_progress=lambda label, done, total: None,
-        on_diagnostic=lambda diagnostic: None,
-    )
-
-
-def bench(
-    manifest: Path | None, engine: main.EngineOptions = CPU, **settings: Any
-) -> main.BenchReport:
-    return main.summarise(records(manifest, engine, **settings))
-
-
-def requests_of(raw: main.RawBench) -> list[RequestRecord]:
-    return [record for record in raw.records if isinstance(record, RequestRecord)]
 
 
 @pytest.fixture(scope="module")
@@ -251,65 +207,6 @@ def test_a_target_alone_has_one_arm(tiny_target_only: Path, prompts: Path) -> No
     assert point.repeat.equal == 1
 
 
-def test_the_oracle_aims_at_an_accept_length(tiny_pair: Path, prompts: Path) -> None:
-    engine = main.EngineOptions(device="cpu", proposer="oracle", num_speculative_tokens=4)
-    every = bench(tiny_pair, engine, prompts=prompts, max_tokens=21, ignore_eos=True, repeats=1)
-    assert every.points[0].accept_length == pytest.approx(5.0)
-    assert every.settings.oracle_accept_length == 5.0
-    given: dict[str, Any] = {
-        "max_tokens": 80,
-        "ignore_eos": True,
-        "repeats": 1,
-        "concurrency": (4,),
-    }
-    some = bench(tiny_pair, engine, prompts=prompts, accept_length=2.0, **given)
-    assert some.points[0].accept_length == pytest.approx(2.0, abs=0.3)
-    assert some.identical is not None
-    assert some.identical.equal == 4
-
-
-def test_forced_lengths_are_labelled_and_claim_nothing(tiny_pair: Path, prompts: Path) -> None:
-    report = bench(
-        tiny_pair,
-        prompts=prompts,
-        is_forced=True,
-        accept_length=2.0,
-        ignore_eos=True,
-        max_tokens=60,
-        repeats=1,
-        concurrency=(4,),
-    )
-    assert report.settings.forced_accept_length == 2.0
-    assert report.points[0].accept_length == pytest.approx(2.0, abs=0.4)
-    assert report.identical is None
-    assert report.is_equal
-    assert report.unfit_for_quality is not None
-    assert "unfit for judging quality" in main.report_page(report)
-
-
-@pytest.mark.parametrize(("wanted", "num_drafts"), [(1.0, 3), (1.5, 4), (2.36, 4), (4.9, 4)])
-def test_acceptance_for_solves_the_sum(wanted: float, num_drafts: int) -> None:
-    chance = acceptance_for(wanted, num_drafts)
-    assert sum(chance**power for power in range(num_drafts + 1)) == pytest.approx(wanted)
-    assert acceptance_for(num_drafts + 1, num_drafts) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("engine", "accept_length", "code"),
-    [
-        (CPU, 2.0, "SD832"),
-        (main.EngineOptions(device="cpu", proposer="oracle"), 5.5, "SD832"),
-        (main.EngineOptions(device="cpu", proposer="oracle"), 0.5, "SD832"),
-    ],
-)
-def test_an_accept_length_that_cannot_be_is_refused(
-    tiny_pair: Path, prompts: Path, engine: main.EngineOptions, accept_length: float, code: str
-) -> None:
-    with pytest.raises(DiagnosticError) as caught:
-        bench(tiny_pair, engine, prompts=prompts, accept_length=accept_length)
-    assert caught.value.diagnostics[0].code == code
-
-
 def test_both_turns_are_asked_and_reuse_the_prefix(tiny_pair: Path) -> None:
     raw = records(tiny_pair, prompts=QUESTIONS, turns="both", limit=3, max_tokens=6, repeats=1)
     first_run = [record for record in requests_of(raw) if record.run == 0]
@@ -323,67 +220,6 @@ def test_both_turns_are_asked_and_reuse_the_prefix(tiny_pair: Path) -> None:
     assert report.identical is not None
     assert (report.identical.equal, report.identical.total) == (6, 6)
     assert report.points[0].arms[0].cached_tokens > 0
-
-
-def test_random_weights_run_every_point(tmp_path: Path) -> None:
-    shape = tmp_path / "config.json"
-    shape.write_text(json.dumps(SHAPE))
-    engine = main.EngineOptions(device="cpu", proposer="oracle", num_speculative_tokens=3)
-    report = bench(
-        None, engine, shape=shape, prompt_tokens=(5, 9), concurrency=(1, 2), repeats=1, max_tokens=4
-    )
-    assert [(p.prompt_tokens, p.concurrency) for p in report.points] == [
-        (5, 1), (5, 2), (9, 1), (9, 2)
-    ]  # fmt: skip
-    assert report.unfit_for_quality == "the target's weights are random"
-    assert "unfit for judging quality" in main.report_page(report)
-    assert report.identical is not None
-    assert (report.identical.equal, report.identical.total) == (6, 6)
-    sizes = report.settings.points[0]
-    layers = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 32 + 2 * 16 + 2 * 4)
-    # the final norm is neither a layer's nor the head's
-    assert sizes.weight_bytes == 4 * (layers + 90 * 16)
-    assert sizes.kv_bytes_per_token == 2 * 2 * 2 * 4 * 4
-
-
-def test_random_prompts_do_not_depend_on_how_many_there_are() -> None:
-    few = random_prompts(2, num_tokens=6, num_ids=50, seed=1)
-    many = random_prompts(5, num_tokens=6, num_ids=50, seed=1)
-    assert few == many[:2]
-    assert len({prompt.ids_target for prompt in many}) == 5
-    assert few != random_prompts(2, num_tokens=6, num_ids=50, seed=2)
-
-
-@pytest.mark.parametrize("name", ["smollm2-135m", "llama-3.2-1b", "qwen3-8b"])
-def test_shapes_have_the_published_sizes(name: str) -> None:
-    facts = shape_manifest(ROOT / "docs" / "benchmarks" / "shapes" / f"{name}.json")
-    read = weight_bytes_per_step(facts, torch.bfloat16)
-    expected = {"smollm2-135m": 269e6, "llama-3.2-1b": 2471e6, "qwen3-8b": 15136e6}[name]
-    assert read == pytest.approx(expected, rel=0.002)
-
-
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ({"model_type": "gpt2"}, "SD203"),
-        ({"hidden_size": None}, "SD206"),
-        ({"vocab_size": "many"}, "SD207"),
-        ({"num_hidden_layers": 1.5}, "SD207"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, "SD811"),
-    ],
-)
-def test_a_config_that_cannot_be_a_target_is_refused(
-    tmp_path: Path, change: dict[str, Any], code: str
-) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(SHAPE | change))
-    with pytest.raises(DiagnosticError) as caught:
-        shape_manifest(path)
-    assert caught.value.diagnostics[0].code == code
-    path.write_text("[")
-    with pytest.raises(DiagnosticError) as caught:
-        shape_manifest(path)
-    assert caught.value.diagnostics[0].code == "SD117"
 
 
 def test_reference_differences_show_the_margin(
