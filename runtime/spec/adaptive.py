@@ -146,7 +146,7 @@ class AdaptiveLengths:
         """
         self._menu = menu
         self._costs = costs
-        self._round_s: dict[RoundSize, float] = {}
+        self._priced: dict[int, tuple[tuple[RoundSize, float], ...]] = {}  # by requests
         self._engine = Acceptance()
         self._confident = Acceptance()  # trials: sums of confidences in place of counts
 
@@ -161,12 +161,13 @@ class AdaptiveLengths:
         for index, request in enumerate(requests):
             pool.extend((-survival, j, index) for j, survival in enumerate(self.survivals(request)))
         pool.sort()
-        best_rate, best_room, best = 0.0, 0, self._menu.sizes(len(requests))[0]
+        priced = self._sizes(len(requests))
+        best_rate, best_room, best = 0.0, 0, priced[0][0]
         gains = {count: _gains(pool, count) for count in self._menu.draft_counts}
-        for size in self._menu.sizes(len(requests)):
+        for size, seconds in priced:
             gain_K = gains[size.num_drafts]
             room = min(size.num_rows - len(requests), len(gain_K) - 1)
-            rate = (len(requests) + gain_K[room]) / self._seconds(size)
+            rate = (len(requests) + gain_K[room]) / seconds
             if rate > best_rate:
                 best_rate, best_room, best = rate, room, size
         chosen = [0] * len(requests)
@@ -225,11 +226,14 @@ class AdaptiveLengths:
             seen.hits[j] = seen.hits[j] * _ENGINE_DECAY + (j < num_accepted)
             seen.trials[j] = seen.trials[j] * _ENGINE_DECAY + chance
 
-    def _seconds(self, size: RoundSize) -> float:
-        known = self._round_s.get(size)
+    def _sizes(self, num_requests: int) -> tuple[tuple[RoundSize, float], ...]:
+        """Return the sizes for that many requests with their seconds."""
+        known = self._priced.get(num_requests)
         if known is None:
-            known = self._costs.round_s(size.batch, size.num_drafts, size.num_rows)
-            self._round_s[size] = known
+            known = self._priced[num_requests] = tuple(
+                (size, self._costs.round_s(size.batch, size.num_drafts, size.num_rows))
+                for size in self._menu.sizes(num_requests)
+            )
         return known
 
 

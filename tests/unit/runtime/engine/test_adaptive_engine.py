@@ -276,3 +276,38 @@ def test_modes_are_settings(agreeing: World) -> None:
         agreeing.manifest, Overrides(device="cpu", length_mode="compact", cost_table="x.json")
     )
     assert (config.length_mode, config.cost_table) == ("compact", "x.json")
+
+
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_a_confidence_head_is_listened_to(
+    tmp_path_factory: pytest.TempPathFactory, is_eager: bool
+) -> None:
+    """Its chances for the drafts that were verified are what the next choice goes by."""
+    world = _world("dspark", tmp_path_factory.mktemp("confidence"))
+    llm = _llm(world, is_eager=is_eager, length_mode="compact", costs=COSTS)
+    for request in FREE[:2]:
+        llm.engine.add_request(request)
+    for _ in range(5):
+        llm.engine.step()
+    seen = [request.acceptance for request in llm.engine._scheduler.running]
+    assert len(seen) == 2
+    for acceptance in seen:
+        assert acceptance.confidence
+        assert all(0 < chance < 1 for chance in acceptance.confidence)
+
+
+def test_a_row_budget_that_the_batch_fills_exactly(
+    agreeing: World, agreed: dict[str, tuple[int, ...]]
+) -> None:
+    """Four requests with three drafts each are sixteen rows, and prefills want some, too."""
+    for is_eager in (True, False):
+        llm, _ = make_llm(
+            agreeing,
+            is_eager=is_eager,
+            proposer="eagle3",
+            num_speculative_tokens=3,
+            max_num_batched_tokens=16,
+            length_mode="compact",
+            costs=COSTS,
+        )
+        assert ids_of(llm.generate(FREE)) == agreed
