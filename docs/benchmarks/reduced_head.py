@@ -6,7 +6,11 @@ whose drafts are replaced so that every round accepts the same number (`--accept
 differ by the rows of the draft's head alone.
 
     python docs/benchmarks/reduced_head.py head --shape 4096 151936 --shape 2048 248320
-    python docs/benchmarks/reduced_head.py rounds --work DIR
+    python docs/benchmarks/reduced_head.py rounds --work DIR --dynamic-rows 64 --dynamic-rank 256
+    python docs/benchmarks/reduced_head.py tiles --kept 32768 --shape 4096 151936
+
+`tiles` times the fused choice over the reduced head for BLOCK_N, warps and stages, which move no
+bit (BLOCK_K is the full head's), and prints the fastest first.
 
 Without a GPU, at sizes that prove the script and measure nothing:
 
@@ -18,10 +22,12 @@ Without a GPU, at sizes that prove the script and measure nothing:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -99,6 +105,47 @@ def head_part(
         )
 
 
+def tile_part(
+    features: int, rows: int, kept: int, *, device: torch.device, dtype: torch.dtype, repeats: int
+) -> None:
+    """Time tiles of the fused choice over `kept` rows; a tile with other bits is named and left."""
+    from triton.runtime.errors import OutOfResources
+
+    from runtime.kernels.cuda.device import device_arch
+    from runtime.kernels.cuda.head import launch_head_argmax
+    from runtime.kernels.gemm_table import head_config
+
+    weight = torch.randn((kept, features), device=device, dtype=dtype)
+    pinned = head_config(
+        kept, features, element_bytes=weight.element_size(), arch=device_arch(device)
+    )
+    for num_rows in (1, 8):
+        x = torch.randn((num_rows, features), device=device, dtype=dtype)
+        expected = launch_head_argmax(x, weight)
+        found = []
+        for block_n, warps, stages in itertools.product((16, 32, 64, 128), (2, 4, 8), (3, 4, 6)):
+            config = replace(pinned, block_n=block_n, num_warps=warps, num_stages=stages)
+            try:
+                got = launch_head_argmax(x, weight, config=config)
+            except OutOfResources:
+                continue
+            if not all(map(torch.equal, got, expected)):
+                print(f"other bits: {config}")
+                continue
+            samples = seconds_of(
+                lambda x=x, c=config: launch_head_argmax(x, weight, config=c),  # type: ignore[misc]
+                device,
+                repeats,
+            )
+            found.append((statistics.median(samples), config))
+        print(f"hidden {features}, {kept} rows (of {rows}), M={num_rows}; pinned: {pinned}")
+        for seconds, config in sorted(found, key=lambda entry: entry[0])[:5]:
+            print(
+                f"  {seconds * 1e6:.2f} us: block_n {config.block_n}, {config.num_warps} warps, "
+                f"{config.num_stages} stages"
+            )
+
+
 def write_pair(root: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
     """Write a random target and an MTP layer for it, DeepSeek's keys; return their directories."""
     hidden, rows, layers = arguments.hidden, arguments.rows, arguments.layers
@@ -157,7 +204,7 @@ def write_pair(root: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
     return target, draft
 
 
-def load(arguments: argparse.Namespace, name: str, token_map: Path | None) -> LLM:
+def load(arguments: argparse.Namespace, name: str, token_map: Path | None, **dynamic: int) -> LLM:
     """Emit a manifest of the pair and load it, settings equal in both arms."""
     root = arguments.work
     manifest = emit_manifest(
@@ -175,6 +222,7 @@ def load(arguments: argparse.Namespace, name: str, token_map: Path | None) -> LL
         max_model_len=arguments.tokens + 128,
         num_kv_blocks=(arguments.requests + 1) * (arguments.tokens // 16 + 16),
         enable_prefix_cache=False,
+        **dynamic,
     )
     return LLM.from_manifest(path, settings, needs_tokenizer=False)
 
@@ -197,15 +245,15 @@ def round_part(arguments: argparse.Namespace) -> None:
         for index in range(arguments.requests)
     ]
     llms = {"full": load(arguments, "full", None), "map": load(arguments, "map", token_map)}
-    longer = [
-        RequestInput(
-            request_id=one.request_id,
-            prompt_ids_target=one.prompt_ids_target,
-            max_tokens=arguments.tokens + arguments.drafts + 1,
-            ignore_eos=True,
+    if arguments.dynamic_rows or arguments.dynamic_rank:
+        llms["map and dynamic rows"] = load(
+            arguments,
+            "map",
+            token_map,
+            dynamic_rows=arguments.dynamic_rows,
+            dynamic_rank=arguments.dynamic_rank,
         )
-        for one in requests
-    ]
+    longer = [replace(one, max_tokens=arguments.tokens + arguments.drafts + 1) for one in requests]
     plain = llms["full"].sibling(proposer="none", num_speculative_tokens=0).generate(longer)
     script = OracleScript(
         continuations={answer.request_id: answer.ids_target for answer in plain},
@@ -234,15 +282,15 @@ def round_part(arguments: argparse.Namespace) -> None:
             f"accept length {llm.engine.stats().accept_length:.3f}"
         )
     gain = statistics.median(samples["full"]) / statistics.median(samples["map"])
-    print(f"equal to target-only in both arms; the map makes {gain:.3f}x (aim: 1.10)")
+    print(f"equal to target-only in all arms; the map makes {gain:.3f}x (aim: 1.10)")
 
 
 def main() -> None:
-    """Run one of the two parts."""
+    """Run one of the parts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["head", "rounds"])
+    parser.add_argument("part", choices=["head", "rounds", "tiles"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", nargs=2, type=int, action="append", metavar=("HIDDEN", "ROWS"))
     parser.add_argument("--kept", type=int, default=32_768, help="rows of the reduced head")
@@ -253,6 +301,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--accept", type=int, default=2, help="drafts that every round accepts")
+    parser.add_argument("--dynamic-rows", type=int, default=0, help="adds an arm with them")
+    parser.add_argument("--dynamic-rank", type=int, default=0)
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=256)
     arguments = parser.parse_args()
@@ -264,10 +314,9 @@ def main() -> None:
         round_part(arguments)
         return
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    part = tile_part if arguments.part == "tiles" else head_part
     for features, rows in arguments.shape or [(4096, 151_936), (2048, 248_320)]:
-        head_part(
-            features, rows, arguments.kept, device=device, dtype=dtype, repeats=arguments.repeats
-        )
+        part(features, rows, arguments.kept, device=device, dtype=dtype, repeats=arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -111,9 +111,13 @@ def launch_head_logits(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Ten
 
 
 def launch_head_argmax(
-    x_MD: torch.Tensor, weight_VD: torch.Tensor, *, overlap: bool | None = None
+    x_MD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    *,
+    config: GemmConfig | None = None,
+    overlap: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch `head_argmax`."""
+    """Launch `head_argmax`; `config` replaces the pinned tile while one is searched for."""
     x_MD, weight_VD = inner_contiguous(x_MD), inner_contiguous(weight_VD)
     num_rows, num_features = x_MD.shape
     num_columns = weight_VD.shape[0]
@@ -121,7 +125,7 @@ def launch_head_argmax(
     logit_M = torch.empty(num_rows, dtype=torch.float32, device=x_MD.device)
     if num_rows == 0:
         return ids_M, logit_M
-    config = _config(x_MD, weight_VD)
+    config = config or _config(x_MD, weight_VD)
     block_m = block_m_for(num_rows)
     num_tiles = ceil_div(num_columns, config.block_n)
     is_overlapping, options = overlap_options(x_MD.device, overlap)

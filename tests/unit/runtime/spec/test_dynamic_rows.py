@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.batch import PreparedBatch, RoundRequests, RoundStates
+from runtime.batch import PackedLayout, PreparedBatch, RoundRequests, RoundStates
 from runtime.kernels import head_argmax, head_logits
 from runtime.spec.dynamic_rows import (
     NUM_SCORED,
@@ -114,9 +114,17 @@ def test_a_released_slot_forgets() -> None:
 
 
 def round_of(
-    slots_B: torch.Tensor, next_ids_BW: torch.Tensor, accepted_B: torch.Tensor
+    slots_B: torch.Tensor,
+    next_ids_BW: torch.Tensor,
+    accepted_B: torch.Tensor,
+    *,
+    is_packed: bool = False,
 ) -> tuple[RoundRequests, RoundStates]:
-    """Return what a dense round tells; tensors that dynamic rows do not read are empty."""
+    """Return what a round tells; tensors that dynamic rows do not read are empty.
+
+    Args:
+        is_packed: requests have no rows beyond the accepted ones.
+    """
     empty = torch.zeros(0, dtype=torch.int64)
     batch = PreparedBatch(
         ids_target_N=empty, positions_N=empty, slots_N=empty, row_request_N=empty,
@@ -128,12 +136,26 @@ def round_of(
         row_request_BW=empty, max_length=1,
     )  # fmt: skip
     width = next_ids_BW.shape[1]
+    first_B, ids_N = torch.arange(slots_B.shape[0]) * width, next_ids_BW.flatten()
+    if is_packed:
+        is_own_BW = torch.arange(width) <= accepted_B[:, None]
+        ids_N = next_ids_BW[is_own_BW]
+        first_B = is_own_BW.sum(dim=1).cumsum(0) - is_own_BW.sum(dim=1)
+        rows_BW = (first_B[:, None] + torch.arange(width)).clamp(max=len(ids_N) - 1)
+        layout = PackedLayout(
+            first_rows_B=first_B,
+            cells_N=empty,
+            request_N=empty,
+            is_padding_N=empty,
+            rows_BW=rows_BW,
+        )
+        requests = replace(requests, layout=layout)
     states = RoundStates(
         batch=batch,
-        next_ids_target_N=next_ids_BW.flatten(),
+        next_ids_target_N=ids_N,
         aux_hidden_NA=None,
         final_hidden_ND=torch.zeros(0),
-        last_rows_B=torch.arange(slots_B.shape[0]) * width + accepted_B,
+        last_rows_B=first_B + accepted_B,
     )
     return requests, states
 
@@ -156,7 +178,9 @@ def test_rounds_on_the_device_hold_what_the_host_would(
             )
         )
         accepted = torch.tensor([data.draw(st.integers(0, width - 1)) for _ in range(3)])
-        ahead.follow_round(*round_of(slots(*used, SLOTS - 1), next_ids, accepted))
+        is_packed = data.draw(st.booleans())
+        told = round_of(slots(*used, SLOTS - 1), next_ids, accepted, is_packed=is_packed)
+        ahead.follow_round(*told)
         for text, ids, count in zip(texts, next_ids.tolist(), accepted.tolist(), strict=False):
             text.extend(ids[: count + 1])
     views = [make_view(text, slot=slot) for text, slot in zip(texts, used, strict=True)]
