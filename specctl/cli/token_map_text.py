@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specctl.cli.words import count_text
-from specctl.ops.token_map_report import BuiltMap, TokenMapReport
+from specctl.ops.token_map_report import BuiltMap, CorpusFacts, TokenMapReport
 from specctl.ops.token_map_slices import NOTHING, OUTPUTS, OUTPUTS_SLICE
 from specctl.tokenmap.cost import CostFacts, SizeEstimate
 from specctl.tokenmap.coverage import SliceCoverage
 
 _MAX_LISTED = 6
 _MAX_SLICES = 4
+_ORDER = {"all": 0, "domain": 1, "outputs": 2, "language": 3}
 _SMALLEST = 1024
 
 
@@ -68,9 +69,9 @@ def _corpus(report: TokenMapReport) -> Iterator[str]:
         return
     yield (
         f"counted       {corpus.num_tokens:,} tokens in "
-        f"{count_text(corpus.num_documents, 'document')} ({bytes_text(corpus.num_text_bytes)}); "
-        f"{corpus.method}"
+        f"{count_text(corpus.num_documents, 'document')} ({bytes_text(corpus.num_text_bytes)})"
     )
+    yield f"method        {corpus.method}: {_method(corpus)}"
     yield (
         f"held out      {corpus.num_held_out_tokens:,} tokens in "
         f"{count_text(corpus.num_held_out_documents, 'document')}: {corpus.held_out}"
@@ -82,6 +83,16 @@ def _corpus(report: TokenMapReport) -> Iterator[str]:
     yield (
         f"ids seen      {report.num_seen:,}, which cover {report.coverage_of_seen:.2%} of "
         f"{report.measured_on}"
+    )
+
+
+def _method(corpus: CorpusFacts) -> str:
+    if not corpus.num_unit_occurrences:
+        return corpus.method_reason
+    share = corpus.num_units / corpus.num_unit_occurrences
+    return (
+        f"{corpus.method_reason}; {corpus.num_units:,} distinct of "
+        f"{corpus.num_unit_occurrences:,} ({share:.2%}) were encoded"
     )
 
 
@@ -100,7 +111,7 @@ def _curve_table(report: TokenMapReport, *, width: int, color: bool) -> str:
         for part in report.slices
         if (part.kind != "all" if not is_own else part.name != OUTPUTS_SLICE)
     ]
-    parts = sorted(parts, key=lambda part: (part.kind != "all", -part.num_tokens))[:_MAX_SLICES]
+    parts = sorted(parts, key=lambda part: (_ORDER[part.kind], -part.num_tokens))[:_MAX_SLICES]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("size", justify="right")
     table.add_column("", justify="left")

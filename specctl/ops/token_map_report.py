@@ -27,6 +27,8 @@ class CorpusFacts:
     Args:
         held_out: the split rule in words.
         method: how tokens were counted, and why so in `method_reason`.
+        num_units: distinct pieces that were encoded once each; 0 where texts were encoded whole.
+        num_unit_occurrences: how often those pieces occur in the texts.
         weights: domain -> weight, those that are not 1.
     """
 
@@ -41,6 +43,8 @@ class CorpusFacts:
     languages: tuple[str, ...]
     method: str
     method_reason: str
+    num_units: int
+    num_unit_occurrences: int
     weights: dict[str, str]
 
 
@@ -136,6 +140,8 @@ def corpus_facts(artefact: CountArtefact, weights: Mapping[str, str]) -> CorpusF
         languages=tuple(row.name for row in counted.languages),
         method=artefact.facts.method,
         method_reason=artefact.facts.method_reason,
+        num_units=artefact.facts.num_units,
+        num_unit_occurrences=artefact.facts.num_unit_occurrences,
         weights=dict(weights),
     )
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from specctl.cli import output
 from specctl.cli.shared_options import Json
 from specctl.cli.token_map_answer import answer_report
+from specctl.cli.token_map_counting import (
+    AssistantOnly,
+    Corpus,
+    CountEngine,
+    CountMethod,
+    Counts,
+    Engine,
+    Field,
+    HeldOut,
+    LanguageField,
+    Method,
+    RayAddress,
+    Role,
+    Workers,
+    corpus_spec,
+    count_options,
+)
 from specctl.cli.token_map_options import (
     Acceptance,
     Bandwidth,
@@ -31,30 +43,21 @@ from specctl.ops.cut_token_map import OUTPUT
 
 
 def build_token_map(
-    corpus: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CORPUS...", help="Text, Markdown or jsonl files, directories, quoted patterns."
-        ),
-    ],
+    corpus: Corpus,
     tokenizer: Tokenizer = None,
     size: Size = None,
     divisible_by: DivisibleBy = 1,
     max_loss: MaxLoss = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Field of jsonl lines; again to join several."),
-    ] = None,
-    role: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Count chat messages of this role only; repeatable."),
-    ] = None,
-    counts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Keep the counts in a file; used again for the same corpus."
-        ),
-    ] = None,
+    field: Field = None,
+    role: Role = None,
+    assistant_only: AssistantOnly = False,
+    language_field: LanguageField = None,
+    held_out: HeldOut = None,
+    counts: Counts = None,
+    workers: Workers = None,
+    method: Method = CountMethod.auto,
+    engine: Engine = CountEngine.local,
+    ray_address: RayAddress = None,
     weight: Weight = None,
     keep: Keep = None,
     outputs: Outputs = None,
@@ -71,6 +74,17 @@ def build_token_map(
     One document in ten is held out by its content and measures coverage. End ids, special tokens
     and the tokens of the chat template are always in the map.
     """
+    spec = corpus_spec(
+        corpus=corpus,
+        field=field,
+        role=role,
+        assistant_only=assistant_only,
+        language_field=language_field,
+        held_out=held_out,
+    )
+    counting = count_options(
+        counts=counts, workers=workers, method=method, engine=engine, ray_address=ray_address
+    )
     options = cut_options(
         size=size,
         divisible_by=divisible_by,
@@ -88,12 +102,6 @@ def build_token_map(
     with output.writing(output_directory):
         with output.bar("reading") as step:
             report = build(
-                corpus,
-                tokenizer=tokenizer,
-                options=options,
-                fields=field or (),
-                roles=role or (),
-                counts=counts,
-                progress=step,
+                spec, tokenizer=tokenizer, counting=counting, options=options, progress=step
             )
         answer_report(report, options.output, is_json=json)

@@ -20,6 +20,7 @@ _LEFT, _RIGHT = 74, 716
 _TOP, _MIDDLE, _LOWER, _BOTTOM = 92, 392, 440, 580
 _LEGEND = 740
 _MAX_SLICES = 9
+_ORDER = {"all": 0, "outputs": 1, "domain": 2, "language": 3}
 _MAX_MARKS = 4
 _SLOWEST = 0.5  # slower sizes are drawn at the edge
 _COVERAGES = (
@@ -88,7 +89,7 @@ def coverage_svg(report: TokenMapReport) -> str:
 
 def _shown(slices: Sequence[SliceCoverage]) -> tuple[SliceCoverage, ...]:
     """Return the whole and the largest parts, in the order of the report."""
-    ranked = sorted(slices, key=lambda part: (part.kind != "all", -part.num_tokens, part.name))
+    ranked = sorted(slices, key=lambda part: (_ORDER[part.kind], -part.num_tokens, part.name))
     kept = {(part.kind, part.name) for part in ranked[:_MAX_SLICES]}
     return tuple(part for part in slices if (part.kind, part.name) in kept)
 

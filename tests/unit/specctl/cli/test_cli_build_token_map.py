@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +72,71 @@ def test_the_answer_names_the_files(tmp_path: Path, corpus: str, capsys: Capture
         "token_map.pt",
         "token_map.safetensors",
     ]
+
+
+def report_of(capsys: Captured, *arguments: str) -> dict[str, Any]:
+    """Run the command and return its JSON."""
+    assert app.run(["build-token-map", *arguments, "--tokenizer", TARGET, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_directories_are_domains_and_names_can_be_given(tmp_path: Path, capsys: Captured) -> None:
+    for name, text in (("prose", "the cat"), ("code", "def add")):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        for number in range(30):
+            (tmp_path / "all" / name / f"{number}.txt").write_text(f"{text} {number}\n")
+    out = ("-o", str(tmp_path / "m"), "--size", "24", "--workers", "1")
+    report = report_of(capsys, str(tmp_path / "all"), *out, "--weight", "code=3")
+    assert report["corpus"]["domains"] == ["code", "prose"]
+    assert report["corpus"]["weights"] == {"code": "3"}
+    assert {"code", "prose"} <= {part["name"] for part in report["slices"]}
+    named = (f"a={tmp_path / 'all' / 'prose'}", f"b={tmp_path / 'all' / 'code'}")
+    report = report_of(capsys, *named, *out, "--method", "batch")
+    assert report["corpus"]["domains"] == ["a", "b"]
+    assert report["corpus"]["method"] == "batch"
+
+
+def test_held_out_is_a_share_or_a_path(tmp_path: Path, corpus: str, capsys: Captured) -> None:
+    held = tmp_path / "held.txt"
+    held.write_text("the bird\n")
+    out = ("-o", str(tmp_path / "m"), "--size", "24", "--workers", "1")
+    report = report_of(capsys, corpus, *out, "--held-out", str(held))
+    assert report["corpus"]["num_held_out_documents"] == 1
+    assert "held.txt" in report["corpus"]["held_out"]
+    report = report_of(capsys, corpus, *out, "--held-out", "0")
+    assert report["measured_on"] == "the counted text itself"
+    assert "SD427" in [d["code"] for d in report["diagnostics"]]
+
+
+def test_only_what_assistants_say_is_counted(tmp_path: Path, capsys: Captured) -> None:
+    turns = [("user", "0123456789"), ("assistant", "the cat")]
+    lines = [
+        json.dumps({"messages": [{"role": r, "content": f"{c} {n}"} for r, c in turns]})
+        for n in range(20)
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(lines))
+    out = ("-o", str(tmp_path / "m"), "--size", "24", "--workers", "1")
+    both = report_of(capsys, str(path), *out)
+    answers = report_of(capsys, str(path), *out, "--assistant-only")
+    assert answers["num_seen"] < both["num_seen"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("--held-out", "1.5"), "--held-out"),
+        (("--held-out", "0.1", "--held-out", "0.2"), "--held-out"),
+        (("--assistant-only", "--role", "user"), "--assistant-only"),
+        (("--ray-address", "auto"), "--ray-address"),
+        (("--counts", "nowhere/c.st"), "--counts"),
+        (("--divisible-by", "0"), "--divisible-by"),
+        (("--workers", "0"), "--workers"),
+    ],
+)
+def test_options_that_make_no_sense_are_wrong_usage(
+    corpus: str, arguments: tuple[str, ...], option: str, capsys: Captured
+) -> None:
+    assert app.run(["build-token-map", corpus, "--tokenizer", TARGET, *arguments]) == 2
+    assert option in capsys.readouterr().err

@@ -19,6 +19,7 @@ from specctl.ops.cut_token_map import CutOptions
 from specctl.ops.report import json_schema
 from specctl.ops.token_map_report import TokenMapReport
 from specctl.tokenmap import read_token_map
+from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions
 from tests.tiny_corpus import write_corpus, write_target
 
 
@@ -43,7 +44,12 @@ def build(
     output: str = "token-map",
 ) -> TokenMapReport:
     options = CutOptions(sizes=size, weights={}, keep=keep, output=Path(output))
-    return build_token_map(corpus or ["corpus"], tokenizer=tokenizer, options=options)
+    return build_token_map(
+        CorpusSpec(sources=corpus or ("corpus",)),
+        tokenizer=tokenizer,
+        counting=CountOptions(workers=1),
+        options=options,
+    )
 
 
 def codes(error: DiagnosticError) -> list[str]:
@@ -71,7 +77,7 @@ def test_report_and_files_agree(place: Path, target_dir: Path) -> None:
     assert provenance["tokenizer_digest"] == report.tokenizer_digest
     assert str(place) not in json.dumps(provenance)
     counted = report.corpus
-    assert counted.num_documents + counted.num_held_out_documents == 60
+    assert counted.num_documents + counted.num_held_out_documents == 61
     assert counted.num_tokens > counted.num_held_out_tokens > 0
     assert [p.coverage for p in report.curve if p.size == built.size] == [built.coverage]
 

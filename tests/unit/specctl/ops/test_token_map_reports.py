@@ -19,6 +19,7 @@ from specctl.ops.cut_token_map import CutOptions, cut_from_file, cut_token_map
 from specctl.ops.token_map_report import TokenMapReport
 from specctl.ops.validate import validate
 from specctl.tokenmap import read_token_map
+from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.counts import write_counts
 from tests.tiny_corpus import write_target
@@ -38,8 +39,13 @@ def findings(name: str, target: str | None = None) -> list[tuple[str, str, str]]
 
 def build(corpus: Path, target: Path, output: Path, **changes: object) -> TokenMapReport:
     roles = changes.pop("roles", ())
-    options = CutOptions(weights={}, output=output, **changes)  # type: ignore[arg-type]
-    return build_token_map([corpus], tokenizer=target, options=options, roles=roles)  # type: ignore[arg-type]
+    assert isinstance(roles, tuple)
+    return build_token_map(
+        CorpusSpec(sources=(str(corpus),), roles=roles),
+        tokenizer=target,
+        counting=CountOptions(workers=1),
+        options=CutOptions(weights={}, output=output, **changes),  # type: ignore[arg-type]
+    )
 
 
 @pytest.fixture
@@ -203,7 +209,8 @@ def test_c047_prompts_do_not_count_when_roles_are_given(tmp_path: Path, target: 
         {"role": "assistant", "content": "the dog sleeps"},
     ]
     lines = [
-        json.dumps({"messages": [*turns, {"role": "user", "content": str(n)}]}) for n in (1, 2)
+        json.dumps({"messages": [*turns, {"role": "assistant", "content": word}]})
+        for word in ("fox", "lazy", "over", "jumps")
     ]
     path.write_text("\n".join(lines))
     both = build(path, target, tmp_path / "both", sizes=(24,))
