@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runtime.config import DRAFT_PROPOSERS, Overrides, draft_width, force_anchor
+from runtime.config import (
+    DRAFT_PROPOSERS,
+    Overrides,
+    draft_width,
+    force_anchor,
+    resolve_config,
+)
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from specctl.contract.codec import dump_manifest, load_manifest
@@ -123,3 +130,14 @@ def test_widths_follow_from_proposer_and_count(folder: Path, tmp_path: Path) -> 
     assert [draft_width(eagle3, "eagle3", gamma) for gamma in (0, 1, 4)] == [0, 1, 1]
     assert draft_width(eagle3, "peagle", 4) == 4
     assert "peagle" in DRAFT_PROPOSERS
+
+
+@pytest.mark.parametrize(
+    ("full", "expected"),
+    [(0, [0, 0, 0]), (1, [0, 1, 1]), (4, [0, 1, 4]), (5, [0, 2, 5])],
+    ids=["no draft model", "chain", "a slot for each", "and one for the anchor"],
+)
+def test_a_round_of_fewer_drafts_is_narrower(folder: Path, full: int, expected: list[int]) -> None:
+    config = resolve_config(manifest_of(folder), Overrides(device="cpu"))
+    config = replace(config, draft_width=full, num_speculative_tokens=4)
+    assert [config.draft_width_of(count) for count in (0, 1, 4)] == expected
