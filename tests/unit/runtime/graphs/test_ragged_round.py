@@ -255,3 +255,32 @@ def test_a_shape_tells_its_rows() -> None:
     packed = replace(dense, num_packed_rows=8)
     assert (dense.num_rows, packed.num_rows, packed.width) == (16, 8, 4)
     assert dense != packed
+
+
+@torch.inference_mode()
+def test_nan_of_a_request_in_the_round_reaches_no_other(
+    world: World, answers: tuple[tuple[int, ...], ...], layout: str
+) -> None:
+    """Also where rows are spread out and its values stand in for those of ghosts."""
+    bench = Bench(world, answers)
+    blocks_each = MAX_LENGTH // KV_BLOCK_SIZE
+    for layer in bench.round.target_kv:
+        for pool in (layer.k, layer.v):
+            pool[1 : 1 + blocks_each].fill_(NAN)
+            pool[1 + 5 * blocks_each :].fill_(NAN)
+    slots, num_drafts = (0, 1, 2, 5), (2, 3, 1, 2)
+    drafts = [list(answers[slot][1 : 1 + GAMMA]) for slot in slots]
+    for _ in range(2):
+        bench.draft.drafts_BG = torch.tensor(drafts)
+        bench.state.write_batch(slots, num_drafts)
+        before = bench.state.lengths_S.tolist()
+        bench.round.run(
+            RoundShape(batch=4, num_drafts=GAMMA, context=MAX_LENGTH, num_packed_rows=14)
+        )
+        for index in (1, 2):
+            slot = slots[index]
+            start = before[slot] - (4 + slot) + 1
+            accepted, *chosen = bench.state.output_BX[index].tolist()
+            wanted = answers[slot][start : start + accepted + 1]
+            assert tuple(chosen[: accepted + 1]) == wanted
+            assert start > 1 or accepted == num_drafts[index]
