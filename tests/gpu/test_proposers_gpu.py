@@ -14,7 +14,7 @@ import torch
 
 from runtime.engine.request import RequestInput
 from runtime.spec.oracle import OracleScript
-from runtime.spec.types import DeviceProposer
+from runtime.spec.types import DeviceProposer, SamplingParams
 from tests.engine_harness import World, make_world, prompt_of
 from tests.fake_graph import ids_of, make_agreeing_world, make_llm
 from tests.tiny_block import BlockCase, make_block_world
@@ -96,6 +96,20 @@ def algorithm_of(world: World) -> str:
 
 def test_captured_rounds_equal_eager_ones(world: World) -> None:
     assert_equal_rounds(world, algorithm_of(world), None)
+
+
+def test_seeded_requests_draft_alike(world: World) -> None:
+    settings = {"proposer": algorithm_of(world), "num_speculative_tokens": GAMMA}
+    requests = [
+        replace(request, params=SamplingParams(temperature=0.3 * (index % 4), seed=index))
+        for index, request in enumerate(REQUESTS)
+    ]
+    eager, _ = make_llm(world, is_eager=True, graphs="off", max_num_requests=3, **settings)
+    captured, _ = make_llm(world, is_eager=True, graphs="auto", max_num_requests=3, **settings)
+    expected, found = eager.generate(requests), captured.generate(requests)
+    assert ids_of(found) == ids_of(expected)
+    assert [answer.usage for answer in found] == [answer.usage for answer in expected]
+    assert captured.engine.stats().num_device_rounds > 0
 
 
 def answers_of(world: World, *, extra: int = GAMMA + 1) -> dict[str, tuple[int, ...]]:

@@ -104,3 +104,23 @@ def test_drafts_on_the_device_are_the_eager_ones(
     assert stats.num_accepted_at == eager.engine.stats().num_accepted_at
     assert stats.num_device_rounds > 0.5 * stats.num_steps
     assert runners[0].shapes
+
+
+def test_seeded_requests_draft_alike(world: World) -> None:
+    """Drafts on the device are drawn with the noise of the eager path."""
+    assert world.manifest.draft is not None
+    settings = {
+        "proposer": world.manifest.draft.algorithm,
+        "num_speculative_tokens": 4,
+        "max_num_requests": 3,
+    }
+    requests = [
+        replace(request, max_tokens=12, params=SamplingParams(temperature=0.4 * index, seed=index))
+        for index, request in enumerate(REQUESTS[:3])
+    ]
+    eager, _ = make_llm(world, is_eager=True, **settings)
+    ahead, _ = make_llm(world, **settings)
+    expected, found = eager.generate(requests), ahead.generate(requests)
+    assert [one.ids_target for one in found] == [one.ids_target for one in expected]
+    assert ahead.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
+    assert ahead.engine.stats().num_device_rounds > 0
