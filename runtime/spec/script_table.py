@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from runtime.kernels.noise import uniform, words_at
+from runtime.kernels.noise import NoiseRows, uniform, words_at
 from runtime.spec.host import on_device
 from runtime.spec.noise import DrawKind, NoiseKey, noise_rows
 from runtime.spec.types import RequestView
@@ -184,9 +184,13 @@ class ScriptTable:
     def _draw(self, actions_PG: torch.Tensor, view: RequestView) -> None:
         """Decide about every draft that may come at every position."""
         num_positions, num_drafts = actions_PG.shape
-        prompt = prompt_of(view)
-        keys = [draw_key(self._script, prompt, position) for position in range(num_positions)]
-        rows = noise_rows(keys, device=self._device)
+        first = noise_rows([draw_key(self._script, prompt_of(view), 0)], device=self._device)
+        rows = NoiseRows(
+            seed_low_M=first.seed_low_M.expand(num_positions),
+            seed_high_M=first.seed_high_M.expand(num_positions),
+            choice_index_M=first.choice_index_M.expand(num_positions),
+            position_M=torch.arange(num_positions, device=self._device),
+        )
         draws_PG = uniform(words_at(rows, self._offset_G, DrawKind.ORACLE))
         rates = self._script.corruption_rates or (0.0,)
         wrong_G = on_device(
