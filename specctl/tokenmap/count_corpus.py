@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,14 @@ from specctl.tokenmap.counting import LoadedTokenizer
 from specctl.tokenmap.counts import CountArtefact, read_counts, write_counts
 from specctl.tokenmap.parts import part_path, read_part
 from specctl.tokenmap.readers import Reading
-from specctl.tokenmap.sources import SourceFile, Task, files_digest, find_files, plan_tasks
+from specctl.tokenmap.sources import (
+    ID_SUFFIXES,
+    SourceFile,
+    Task,
+    files_digest,
+    find_files,
+    plan_tasks,
+)
 from specctl.tokenmap.structure import FastPlan, plan_fast
 from specctl.tokenmap.totals import Totals, artefact_of
 from specctl.tokenmap.worker import NUMBERS, Job, run_task, start_worker
@@ -49,6 +57,7 @@ class CorpusSpec:
         language_field: key that names a document's language; None: by suffix or script.
         held_out: part of the documents that measures coverage, 0 to 1, chosen by content.
         held_out_sources: files that measure coverage; then `held_out` is not used.
+        id_type: element type of `.bin` files of token ids.
     """
 
     sources: tuple[str, ...]
@@ -57,6 +66,7 @@ class CorpusSpec:
     language_field: str | None = None
     held_out: float = HELD_OUT
     held_out_sources: tuple[str, ...] = ()
+    id_type: Literal["u16", "u32", "i64"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +115,8 @@ def count_corpus(
     """
     options = options or CountOptions()
     files = _files(corpus)
+    if any(file.kind in ID_SUFFIXES for file in files):
+        return _count_ids(files, corpus, tokenizer, options, progress)
     plan = choose_plan(tokenizer, options.method)
     facts = _option_facts(corpus)
     run_digest = files_digest(files, {**facts, "tokenizer": tokenizer.digest})
@@ -134,6 +146,39 @@ def count_corpus(
             write_counts(options.counts, artefact)
             write_text_atomic(_run_file(options.counts), json.dumps({"run": run_digest}))
     return CountResult(artefact=artefact, diagnostics=_diagnostics(totals))
+
+
+def _count_ids(
+    files: Sequence[SourceFile],
+    corpus: CorpusSpec,
+    tokenizer: LoadedTokenizer,
+    options: CountOptions,
+    progress: CountProgress | None,
+) -> CountResult:
+    """Count a corpus of token ids; it takes no texts beside them."""
+    texts = [file for file in files if file.kind not in ID_SUFFIXES]
+    if texts:
+        raise DiagnosticError(
+            diagnose(
+                "SD423",
+                where=texts[0].path,
+                message="token ids and texts cannot be counted together",
+                expected="only `.bin` and `.npy`, or only texts",
+            )
+        )
+    from specctl.tokenmap.token_ids import artefact_of_ids
+
+    artefact = artefact_of_ids(
+        files,
+        tokenizer,
+        id_type=corpus.id_type,
+        held_below=0 if corpus.held_out_sources else int(corpus.held_out * NUMBERS),
+        held_out=_rule(corpus),
+        progress=progress,
+    )
+    if options.counts is not None:
+        write_counts(options.counts, artefact)
+    return CountResult(artefact=artefact, diagnostics=())
 
 
 def choose_plan(tokenizer: LoadedTokenizer, method: Literal["auto", "batch"]) -> FastPlan | str:
@@ -275,14 +320,12 @@ def _run_locally(job: Job, tasks: Sequence[Task], options: CountOptions) -> Iter
         workers, mp_context=context, initializer=start_worker, initargs=(os.getpid(),)
     ) as pool:
         remaining = iter(tasks)
-        running = {
-            pool.submit(run_task, job, task) for _, task in zip(range(workers * 2), remaining)
-        }
+        running = {pool.submit(run_task, job, task) for task in islice(remaining, 2 * workers)}
         while running:
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 yield future.result()
-            for _, task in zip(finished, remaining):
+            for task in islice(remaining, len(finished)):
                 running.add(pool.submit(run_task, job, task))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 L, D, P, Q, S, N, T, U = "LDPQSNTU"
 """Letter, ASCII digit, punctuation, apostrophe, space, line end, tab, other character."""
@@ -31,8 +32,14 @@ LETTER_RANGES = (
     (0xAC00, 0xD7A3),
 )
 """Inclusive ranges that have been letters, and no marks, since Unicode 3.0."""
-MARK_RANGES = ((0x3001, 0x3002), (0x300C, 0x300F), (0xFF01, 0xFF01), (0xFF08, 0xFF09))
-MARK_RANGES += ((0xFF0C, 0xFF0C), (0xFF1A, 0xFF1B))
+MARK_RANGES = (
+    (0x3001, 0x3002),
+    (0x300C, 0x300F),
+    (0xFF01, 0xFF01),
+    (0xFF08, 0xFF09),
+    (0xFF0C, 0xFF0C),
+    (0xFF1A, 0xFF1B),
+)
 """Inclusive ranges that have been punctuation since Unicode 3.0."""
 
 
@@ -157,4 +164,4 @@ def split_units(text: str, rules: Rules) -> list[str]:
     if not text:
         return []
     places = [0, *cut_places(text, rules), len(text)]
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(places)]

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from specctl.tokenmap.cuts import LETTER_RANGES
 from specctl.tokenmap.structure import SEPARATOR, FastPlan
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 _UNITS_A_TEXT = 512
 _TEXTS_A_BATCH = 64
-_ONE_WORD = "^ ?[A-Za-z]+$"
+_WIDE = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in LETTER_RANGES)
+_ONE_WORD = f"^ ?[A-Za-z{_WIDE}]+$"
+"""A unit that every listed pattern takes whole and that NFC leaves as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +44,6 @@ class UnitEncoder:
     @staticmethod
     def of(plan: FastPlan, first: Tokenizer) -> UnitEncoder:
         """Build the tokenizers of a plan."""
-        from tokenizers import Tokenizer
-
         letters = None if plan.letters is None else _separated(plan.letters)
         return UnitEncoder(first=first, inner=_separated(plan.inner), letters=letters)
 

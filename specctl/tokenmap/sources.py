@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +19,15 @@ from specctl.tokenmap.documents import matching_files
 TASK_BYTES = 32 << 20
 STDIN = "-"
 TEXT_SUFFIXES = frozenset(
-    ".txt .md .rst .tex .html .xml .csv .tsv .pod .log .po .org .adoc".split()
+    re.findall(r"\S+", ".txt .md .rst .tex .html .xml .csv .tsv .pod .log .po .org .adoc")
 )
 CODE_SUFFIXES = frozenset(
-    ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .tsx .jsx .rb .php .cs .swift .kt"
-    " .scala .sh .bash .pl .pm .lua .r .jl .sql .css .m .hs .ml .ex .erl .clj .zig .toml .yaml"
-    " .yml .json .ini .cmake .proto".split()
+    re.findall(
+        r"\S+",
+        ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .tsx .jsx .rb .php .cs .swift .kt"
+        " .scala .sh .bash .pl .pm .lua .r .jl .sql .css .m .hs .ml .ex .erl .clj .zig .toml .yaml"
+        " .yml .json .ini .cmake .proto",
+    )
 )
 LINE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 COLUMN_SUFFIXES = frozenset({".parquet", ".arrow", ".feather"})
@@ -143,7 +147,7 @@ def _is_read(path: Path) -> bool:
     if suffix in PACKED_SUFFIXES:
         suffix = path.with_suffix("").suffix.lower()
         return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES
-    return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES | COLUMN_SUFFIXES
+    return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES | COLUMN_SUFFIXES | {".npy"}
 
 
 def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int = TASK_BYTES) -> tuple[Task, ...]:

@@ -145,7 +145,7 @@ def _byte_level(
     if len(before) != 1 or before[0].get("type") != "Split":
         raise _NotFastError("byte-level BPE without one split pattern")
     split = before[0]
-    pattern = (split.get("pattern") or {}).get("Regex")
+    pattern = str((split.get("pattern") or {}).get("Regex"))
     rules_of = _PATTERNS.get(pattern)
     if rules_of is None or split.get("invert") or split.get("behavior") != "Isolated":
         raise _NotFastError("a split pattern that is not listed")

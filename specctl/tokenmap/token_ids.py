@@ -7,6 +7,7 @@ block. Invariants: every id is checked against the tokenizer; sums do not depend
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,13 +15,70 @@ from typing import Literal
 import numpy as np
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.tokenmap.counting import LoadedTokenizer
+from specctl.tokenmap.counts import (
+    CountArtefact,
+    CountFacts,
+    CountTable,
+    DomainCounts,
+    domain_counts,
+)
 from specctl.tokenmap.sources import SourceFile
 
 BLOCK_IDS = 1 << 20
 IdType = Literal["u16", "u32", "i64"]
+_HASHED_IDS = 512
 _DTYPES = {"u16": "<u2", "u32": "<u4", "i64": "<i8"}
-_HASHED_BYTES = 4096
-_NUMBERS = 1 << 64
+
+
+def artefact_of_ids(
+    files: Sequence[SourceFile],
+    tokenizer: LoadedTokenizer,
+    *,
+    id_type: IdType | None,
+    held_below: int,
+    held_out: str,
+    progress: Callable[[Literal["reading", "encoding"], int, int], None] | None = None,
+) -> CountArtefact:
+    """Return the counts of token-id files as an artefact; arguments as in `count_ids`.
+
+    The corpus digest covers the counts, not the order of ids: hashing the files would take longer
+    than counting them.
+    """
+    total, done = sum(file.num_bytes for file in files), 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        if progress is not None:
+            progress("reading", done, total)
+
+    found = count_ids(
+        files, size=tokenizer.size, id_type=id_type, held_below=held_below, advance=advance
+    )
+    hashed = hashlib.sha256()
+    tables: dict[str, list[DomainCounts]] = {"counted": [], "held_out": []}
+    for side, domain in sorted(found):
+        counts, num_blocks, num_bytes = found[side, domain]
+        hashed.update(f"{side} {domain} {num_blocks}\n".encode())
+        hashed.update(counts.tobytes())
+        row = domain_counts(
+            domain,
+            array("Q", counts.tobytes()),
+            num_documents=num_blocks,
+            num_text_bytes=num_bytes,
+        )
+        tables[side].append(row)
+    facts = CountFacts(
+        tokenizer_digest=tokenizer.digest,
+        tokenizer_size=tokenizer.size,
+        corpus_digest=f"sha256:{hashed.hexdigest()}",
+        method="token-ids",
+        method_reason="the corpus is token ids",
+        held_out=held_out,
+    )
+    counted, held = (CountTable(domains=tuple(tables[side])) for side in ("counted", "held_out"))
+    return CountArtefact(facts=facts, counted=counted, held_out=held)
 
 
 def count_ids(
@@ -33,7 +91,7 @@ def count_ids(
 ) -> dict[tuple[str, str], tuple[np.ndarray, int, int]]:
     """Return (side, domain) -> ([size] uint64 occurrences, blocks, bytes of ids).
 
-    A block of `BLOCK_IDS` ids is a document; its first 4 KiB decide its side.
+    A block of `BLOCK_IDS` ids is a document; its first 512 ids decide its side.
 
     Args:
         files: `.npy` or `.bin`.
@@ -48,7 +106,9 @@ def count_ids(
     found: dict[tuple[str, str], tuple[np.ndarray, int, int]] = {}
     for file in files:
         for block in _blocks(file.path, id_type):
-            number = int.from_bytes(hashlib.sha256(block[:512].tobytes()).digest()[:8], "big")
+            number = int.from_bytes(
+                hashlib.sha256(block[:_HASHED_IDS].tobytes()).digest()[:8], "big"
+            )
             side = "held_out" if file.held_out or number < held_below else "counted"
             key = (side, file.domain)
             if key not in found:
@@ -76,7 +136,7 @@ def _counted(block: np.ndarray, size: int, where: str) -> np.ndarray:
 
 
 def _blocks(path: str, id_type: IdType | None) -> Iterator[np.ndarray]:
-    ids = _mapped(path, id_type)
+    ids: np.ndarray = _mapped(path, id_type)
     for begin in range(0, len(ids), BLOCK_IDS):
         yield ids[begin : begin + BLOCK_IDS]
 
@@ -89,7 +149,7 @@ def _mapped(path: str, id_type: IdType | None) -> np.ndarray:
             raise _refused(path, f"numpy refuses it: {error}") from error
         if ids.dtype.kind not in "iu" or ids.dtype.itemsize > 8:
             raise _refused(path, "the array does not hold integers", found=str(ids.dtype))
-        return ids.reshape(-1)
+        return np.asarray(ids).reshape(-1)
     if id_type is None:
         raise _refused(
             path,

@@ -50,9 +50,16 @@ RANKS = SPECCTL | RUNTIME
 SHARED_LEAVES = {"runtime.batch", "runtime.config", "runtime.kv"}
 HANDOVER = {f"specctl/cli/commands/{name}.py" for name in ("serve", "bench", "generate", "doctor")}
 CONTRACT_NEEDS = {"msgspec", "yaml"}
-NEVER_IN_SPECCTL = {"torch", "numpy", "transformers", "triton", "fastapi", "uvicorn"}
+NEVER_IN_SPECCTL = {"torch", "transformers", "triton", "fastapi", "uvicorn"}
 LAZY_IN_SPECCTL = {"rich", "yaml", "tokenizers", "huggingface_hub", "modelscope", "ray"}
-LOADED_ON_DEMAND = {"specctl/contract/yaml_text.py"}  # no module imports it at its top
+LAZY_IN_SPECCTL |= {"numpy", "pyarrow"}  # of the extra `tokenmap` only
+# No module imports one of these at its top.
+LOADED_ON_DEMAND = {
+    "specctl/contract/yaml_text.py",
+    "specctl/tokenmap/encoding.py",
+    "specctl/tokenmap/scan.py",
+    "specctl/tokenmap/token_ids.py",
+}
 
 
 class Import:
