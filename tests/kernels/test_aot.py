@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.Monk
         assert is_tensor_core == (one.case.dtype != "fp32"), one.case.name
         # IEEE float32 products: no tf32 anywhere.
         assert "tf32" not in one.ptx, one.case.name
+    for one in compiled:
+        if dict(one.case.constants).get("OVERLAP"):
+            before, found, _ = one.ptx.partition("griddepcontrol.wait")
+            assert found, f"{one.case.name} never waits"
+            assert not re.search(r"\b(st\.global|atom\.|red\.)", before), one.case.name
 
 
 def test_noise_is_made_without_fused_operations(

@@ -56,27 +56,8 @@ def _program_rows(
 
 
 @triton.jit
-def _load_queries(
-    q_rows, angles, mask, HALF: tl.constexpr, FUSED: tl.constexpr, OVERLAP: tl.constexpr
-):
-    """Load both halves of the queries, rotated where they come unrotated; angles may come early."""
-    if FUSED:
-        cos = tl.load(angles, mask=mask, other=0.0)
-        sin = tl.load(angles + HALF, mask=mask, other=0.0)
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    q_low = tl.load(q_rows, mask=mask, other=0.0)
-    q_high = tl.load(q_rows + HALF, mask=mask, other=0.0)
-    if FUSED:
-        first, second = q_low.to(tl.float32), q_high.to(tl.float32)
-        q_low = rotate_low(first, second, cos, sin).to(q_low.dtype)
-        q_high = rotate_high(first, second, cos, sin).to(q_high.dtype)
-    return q_low, q_high
-
-
-@triton.jit
 def _attend_segment(
-    q_rows, q_mask, q_angles, k_rows, v_rows, k_angles, new_slots, is_mine,
+    q_rows, q_mask, q_angles, k_rows, v_rows, k_mask, k_angles, new_slots,
     k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, first_new_key, limits, first_keys,
     kv_head, scale_log2,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
@@ -87,6 +68,7 @@ def _attend_segment(
 
     Where one step holds a segment (WHOLE), its older keys are on their way before the wait.
     """
+    HALF: tl.constexpr = HEAD_DIM // 2
     k_low = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
     k_high = k_low
     v = tl.zeros((TILE, BLOCK_P), dtype=v_pool_ptr.dtype.element_ty)
@@ -99,14 +81,27 @@ def _attend_segment(
             HEAD_DIM, BLOCK_HALF, BLOCK_P,
         )  # fmt: skip
     if FUSED:
-        store_new_keys(
-            k_rows, v_rows, k_angles, k_pool_ptr, v_pool_ptr, new_slots, is_mine, kv_head,
-            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, BLOCK_HALF, OVERLAP,
-        )  # fmt: skip
-    q_low, q_high = _load_queries(
-        q_rows, q_angles, q_mask, HEAD_DIM // 2, FUSED, OVERLAP and not FUSED
-    )
+        q_cos = tl.load(q_angles, mask=q_mask, other=0.0)
+        q_sin = tl.load(q_angles + HALF, mask=q_mask, other=0.0)
+        k_cos = tl.load(k_angles, mask=k_mask, other=0.0)
+        k_sin = tl.load(k_angles + HALF, mask=k_mask, other=0.0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    if FUSED:  # issued before the queries, which pass through shared memory at once
+        new_low = tl.load(k_rows, mask=k_mask, other=0.0)
+        new_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
+        v_low = tl.load(v_rows, mask=k_mask, other=0.0)
+        v_high = tl.load(v_rows + HALF, mask=k_mask, other=0.0)
+    q_low = tl.load(q_rows, mask=q_mask, other=0.0)
+    q_high = tl.load(q_rows + HALF, mask=q_mask, other=0.0)
     if FUSED:
+        store_new_keys(
+            new_low, new_high, v_low, v_high, k_cos, k_sin, k_pool_ptr, v_pool_ptr, new_slots,
+            k_mask, kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, BLOCK_HALF,
+        )  # fmt: skip
+        first, second = q_low.to(tl.float32), q_high.to(tl.float32)
+        q_low = rotate_low(first, second, q_cos, q_sin).to(q_low.dtype)
+        q_high = rotate_high(first, second, q_cos, q_sin).to(q_high.dtype)
         tl.debug_barrier()  # the program reads back the keys that its threads stored
     maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
@@ -191,8 +186,9 @@ def attention_segment_kernel(
             cos_sin_ptr + positions[:, None] * HEAD_DIM + lanes,
             k_ptr + new_rows[:, None] * stride_km + kv_head * stride_kg + lanes,
             v_ptr + new_rows[:, None] * stride_vm + kv_head * stride_vg + lanes,
+            is_mine[:, None] & (lanes < HEAD_DIM // 2),
             cos_sin_ptr + new_keys[:, None] * HEAD_DIM + lanes,
-            tl.load(slots_ptr + new_rows, mask=is_mine, other=0), is_mine,
+            tl.load(slots_ptr + new_rows, mask=is_mine, other=0),
             k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table,
             begin, end, least_key, tl.min(new_keys, axis=0) if FUSED else 2147483647,
             limits, first_keys, kv_head, scale_log2,
@@ -354,7 +350,8 @@ def segment_constants(
     `width` is the rows of each request of a dense batch, or the most rows of a row tile.
     """
     group = num_heads // num_kv_heads
-    part_rows = min(width, max(1, _MOST_PACKED // group))
+    packed = _MOST_PACKED if head_dim <= 64 else _MOST_PACKED // 2  # registers hold no more
+    part_rows = min(width, max(1, packed // group))
     return {
         "KV_HEADS": num_kv_heads,
         "GROUP": group,

@@ -44,24 +44,16 @@ def load_keys(
 
 @triton.jit
 def store_new_keys(
-    k_rows, v_rows, angles, k_pool_ptr, v_pool_ptr, slots, is_mine, kv_head,
+    k_low, k_high, v_low, v_high, cos, sin, k_pool_ptr, v_pool_ptr, slots, mask, kv_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """Rotate new keys and write them and their values to the pool; angles may come early."""
+    """Rotate new keys and write them and their values to the pool."""
     HALF: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, BLOCK_HALF)
-    mask = is_mine[:, None] & (lanes < HALF)[None, :]
-    cos = tl.load(angles, mask=mask, other=0.0)
-    sin = tl.load(angles + HALF, mask=mask, other=0.0)
     blocks = (slots // KV_BLOCK_SIZE * KV_HEADS + kv_head) * KV_BLOCK_SIZE
     target = (blocks + slots % KV_BLOCK_SIZE)[:, None] * HEAD_DIM + lanes[None, :]
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    first = tl.load(k_rows, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(k_rows + HALF, mask=mask, other=0.0).to(tl.float32)
-    v_low = tl.load(v_rows, mask=mask, other=0.0)
-    v_high = tl.load(v_rows + HALF, mask=mask, other=0.0)
+    first, second = k_low.to(tl.float32), k_high.to(tl.float32)
     dtype = k_pool_ptr.dtype.element_ty
     tl.store(k_pool_ptr + target, rotate_low(first, second, cos, sin).to(dtype), mask=mask)
     tl.store(k_pool_ptr + target + HALF, rotate_high(first, second, cos, sin).to(dtype), mask=mask)
