@@ -34,6 +34,16 @@ def is_ragged(config: RuntimeConfig) -> bool:
     return config.length_mode == "compact"
 
 
+def captured_contexts(config: RuntimeConfig) -> tuple[int, ...]:
+    """Return the bounds of positions that have graphs of their own.
+
+    Ragged engines capture many more sizes of batch, drafts and rows; they have the smallest and the
+    largest bound only. A larger bound than needed costs programs that end at once.
+    """
+    contexts = context_buckets(config.max_model_len)
+    return tuple(sorted({contexts[0], contexts[-1]})) if is_ragged(config) else contexts
+
+
 def make_device_rounds(
     target: TargetModel,
     target_kv: Sequence[KVLayer],
@@ -81,7 +91,7 @@ def make_device_rounds(
         round_,
         batches=menu.batches,
         draft_counts=menu.draft_counts if is_ragged(config) else menu.draft_counts[-1:],
-        contexts=context_buckets(config.max_model_len),
+        contexts=captured_contexts(config),
         is_ragged=is_ragged(config),
     )
     return DeviceRounds(

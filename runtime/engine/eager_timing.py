@@ -52,7 +52,7 @@ class EagerTimer:
         self._num_timings = num_timings
         room = config.max_model_len - config.num_speculative_tokens - 1
         block_size = config.kv_block_size
-        self._num_tokens = max(1, min(_MOST_PROMPT_TOKENS, room))
+        self._num_tokens = max(2, min(_MOST_PROMPT_TOKENS, room))
         num_blocks = -(-(self._num_tokens + config.num_speculative_tokens) // block_size)
         self._blocks = tuple(1 + i % (config.num_kv_blocks - 1) for i in range(num_blocks))
         vocab_size = config.target_vocab_size
@@ -115,8 +115,6 @@ class EagerTimer:
         """Show the proposer a state of every made-up request, one request after the other."""
         num_known = self._num_tokens - 1
         for slot in range(self._config.max_num_requests):
-            if not num_known:
-                return
             view = self._view(slot, 0)
             batch = pack_rows(
                 [Row(0, position, self._ids[position]) for position in range(num_known)],
