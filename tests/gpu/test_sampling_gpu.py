@@ -1,4 +1,4 @@
-"""Sampling on CUDA: kernel and laws have the CPU's bits, and captured rounds draw the same tokens."""
+"""Sampling on CUDA: kernel and laws have the CPU's bits, captured rounds the eager tokens."""
 
 from __future__ import annotations
 
