@@ -15,6 +15,7 @@ _MAX_LISTED = 6
 _MAX_SLICES = 4
 _ORDER = {"all": 0, "domain": 1, "outputs": 2, "language": 3}
 _SMALLEST = 1024
+_BREAK = "\n" + " " * 14
 
 
 def report_text(report: TokenMapReport, *, width: int, color: bool) -> str:
@@ -91,8 +92,8 @@ def _method(corpus: CorpusFacts) -> str:
         return corpus.method_reason
     share = corpus.num_units / corpus.num_unit_occurrences
     return (
-        f"{corpus.method_reason}; {corpus.num_units:,} distinct of "
-        f"{corpus.num_unit_occurrences:,} ({share:.2%}) were encoded"
+        f"{corpus.method_reason};{_BREAK}{corpus.num_units:,} distinct of "
+        f"{corpus.num_unit_occurrences:,} pieces ({share:.2%}) were encoded"
     )
 
 
@@ -163,7 +164,7 @@ def shown_points(report: TokenMapReport) -> tuple[SizeEstimate, ...]:
 
 def _recommended(report: TokenMapReport) -> Iterator[str]:
     best = report.recommended
-    yield f"recommended   {best.size:,} ids: {best.text}"
+    yield f"recommended   {best.size:,} ids: {best.text.replace('; ', ';' + _BREAK)}"
     if best.rule == "cost model" and best.size == report.curve[-1].size:
         yield "              no smaller head is estimated to be faster"
 
@@ -206,7 +207,8 @@ def bytes_text(count: float) -> str:
 def _forced(report: TokenMapReport) -> Iterator[str]:
     yield f"forced ids    {len(report.forced)}, in the map whatever their frequency"
     for item in report.forced[:_MAX_LISTED]:
-        yield f"  {item.target_id:<8}  {item.token!a}  ({', '.join(item.reasons)})"
+        more = f" and {len(item.reasons) - 2} more" if item.reasons[2:] else ""
+        yield f"  {item.target_id:<8}  {item.token!a}  ({', '.join(item.reasons[:2])}{more})"
     if len(report.forced) > _MAX_LISTED:
         yield f"  and {len(report.forced) - _MAX_LISTED} more; --json lists all"
     if report.num_reserved:

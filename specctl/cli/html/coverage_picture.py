@@ -24,7 +24,7 @@ _ORDER = {"all": 0, "outputs": 1, "domain": 2, "language": 3}
 _MAX_MARKS = 4
 _SLOWEST = 0.5  # slower sizes are drawn at the edge
 _COVERAGES = (
-    0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99999,
+    0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999,
 )  # fmt: skip
 _STYLE = """
 svg{--ground:#fff;--text:#1b1f24;--quiet:#57606a;--line:#d8dee5;--soft:#eef3f8;--mark:#1b1f24;
