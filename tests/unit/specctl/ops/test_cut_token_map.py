@@ -217,3 +217,35 @@ def test_a_ranked_list_is_cut_like_counts(
     good = write_token_map(tmp_path / "g", range(20), target_vocab_size=400, provenance={})[1]
     again = str(tmp_path / "again")
     assert app.run(["cut-token-map", str(good), "--tokenizer", str(target), "-o", again]) == 0
+
+
+def test_a_corpus_that_never_shows_what_is_written_is_called_small(
+    tmp_path: Path, tokenizer: LoadedTokenizer, counts: CountArtefact
+) -> None:
+    path = tmp_path / "o.jsonl"
+    path.write_text(json.dumps({"text": "9876543210"}))
+    report = cut_token_map(counts, tokenizer, options(tmp_path, outputs=(str(path),)))
+    found = next(d for d in report.diagnostics if d.code == "SD431")
+    assert "100.00% of the tokens of the target's own outputs" in found.message
+    assert report.coverage_of_seen == 0.0
+
+
+def test_a_damaged_count_file_is_refused(
+    tmp_path: Path, tokenizer: LoadedTokenizer, counts: CountArtefact, capsys: Captured
+) -> None:
+    path = tmp_path / "counts.safetensors"
+    write_counts(path, counts)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    arguments = ["cut-token-map", str(path), "--tokenizer", str(tokenizer.path.parent)]
+    assert app.run([*arguments, "-o", str(tmp_path / "m")]) == 1
+    assert "SD432" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_odd_size_is_a_warning(
+    tmp_path: Path, tokenizer: LoadedTokenizer, counts: CountArtefact
+) -> None:
+    report = cut_token_map(counts, tokenizer, options(tmp_path, sizes=(25,)))
+    assert "SD407" in [d.code for d in report.diagnostics]
