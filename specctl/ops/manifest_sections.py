@@ -49,7 +49,7 @@ RULE_ORIGINS: Mapping[str, Origin] = {
     "sharing": _rule("draft.tensors", "a tensor the draft does not have is the target's"),
     "parallel": _rule("tensor headers", "stored bytes; divisors common to all split dimensions"),
     "graphs": _rule("specctl", "default buckets: powers of two up to 32"),
-    "sampling": _rule("specctl", "the one verification mode of this version"),
+    "sampling": _rule("specctl", "seeded unless given"),
 }
 
 

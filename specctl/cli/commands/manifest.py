@@ -15,11 +15,13 @@ from specctl.cli.shared_options import (
     AuxNumbering,
     DraftTokens,
     Offline,
+    Verification,
     parse_layer_ids,
 )
 from specctl.contract.codec import dump_manifest, manifest_json_schema
 from specctl.ops.emit_manifest import build_manifest
 from specctl.ops.given import Given
+from specctl.ops.verification_mode import with_verification
 
 
 def manifest(
@@ -45,6 +47,7 @@ def manifest(
     ] = None,
     aux_layer_ids: AuxLayerIds = None,
     aux_numbering: AuxNumbering = None,
+    verification: Verification = None,
     offline: Offline = False,
     allow_pickle: AllowPickle = False,
     schema: Annotated[
@@ -72,7 +75,10 @@ def manifest(
     emission = build_manifest(target, draft, given=given, manifest_dir=directory, access=access)
     for diagnostic in emission.diagnostics:
         output.talk_problem(diagnostic)
-    text = dump_manifest(emission.manifest, as_json=out is not None and out.suffix == ".json")
+    written = emission.manifest
+    if verification is not None:
+        written = with_verification(written, verification.value)
+    text = dump_manifest(written, as_json=out is not None and out.suffix == ".json")
     if out is None:
         output.answer(text.rstrip("\n"))
         return
