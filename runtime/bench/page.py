@@ -115,6 +115,12 @@ def _point(point: Point) -> str:
     if point.speedup is not None and point.speedup_range is not None:
         low, high = point.speedup_range.min, point.speedup_range.max
         lines.append(f"speedup {point.speedup:.2f} ({low:.2f} to {high:.2f} over pairs)")
+    lines += [
+        f"{arm.name}: {arm.graphs} graphs captured in {arm.capture_s:.2f} s, "
+        f"{arm.graph_bytes / 2**20:,.0f} MiB"
+        for arm in point.arms
+        if arm.graphs
+    ]
     if point.exactness_tax is not None:
         lines.append(f"exactness tax {point.exactness_tax:.1%}")
     notes = "".join(f"<li>{escape(line)}</li>" for line in lines if line)

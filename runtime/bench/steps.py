@@ -71,6 +71,19 @@ class _Recorder:
         self.draft.observe_round(requests, states)
 
 
+class _RepeatingDraft:
+    """Stands in for a proposer without a form for the device, so that verification has drafts."""
+
+    aux_layer_ids: tuple[int, ...] = ()
+
+    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
+        """Return the newest token again and again."""
+        return requests.newest_ids_target_B[:, None].repeat(1, num_drafts)
+
+    def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
+        """Nothing to learn."""
+
+
 class _Bench:
     """One engine's round with a state of its own, at a fixed context."""
 
@@ -84,7 +97,10 @@ class _Bench:
         self.target: TargetModel = models.target
         self.target_kv: tuple[KVLayer, ...]
         self.target_kv, proposer = make_caches_and_proposer(models, config, script=script)
-        self.proposer = proposer if isinstance(proposer, DeviceProposer) else None
+        self._has_draft = isinstance(proposer, DeviceProposer)
+        self._draft: RoundDraft = _RepeatingDraft()
+        if isinstance(proposer, DeviceProposer):
+            self._draft = proposer
         self._place = place
         self._config = config
         for layer in self.target_kv:
@@ -126,8 +142,7 @@ class _Bench:
 
         A round runs first: its states are what the draft takes in each time.
         """
-        draft = self.proposer
-        assert draft is not None, "only a draft with a device form has rounds"
+        draft = self._draft
         recorder = _Recorder(draft)
         round_ = DeviceRound(
             target=self.target, target_kv=self.target_kv, draft=recorder, state=self.state
@@ -148,7 +163,7 @@ class _Bench:
             draft.observe_round(requests, states)
 
         found: dict[StepName, Step] = {forward: run_target}
-        if self.shape.num_drafts:
+        if self.shape.num_drafts and self._has_draft:
             found["draft"] = run_draft
             found["round"] = lambda: round_.run(self.shape)
         return found
@@ -173,11 +188,9 @@ def measure_steps(
         name: of the target's part; None: `verify`, `decode` without drafts.
 
     Returns:
-        One record a step; none where the proposer has no form that runs on the device.
+        One record a step; of a proposer without a form for the device, verification alone.
     """
     bench = _Bench(models, config, place, script)
-    if bench.proposer is None:
-        return []
     gamma = config.num_speculative_tokens
     steps = bench.steps(name or ("verify" if gamma else "decode"))
     sampled = sample(steps, bench.reset, place.samples, config.device)

@@ -45,6 +45,15 @@ def test_the_oracle_aims_at_an_accept_length(tiny_pair: Path, prompts: Path) -> 
     assert some.identical.equal == 4
 
 
+def test_verification_is_timed_for_a_proposer_on_the_host(tiny_pair: Path, prompts: Path) -> None:
+    engine = main.EngineOptions(device="cpu", proposer="ngram", num_speculative_tokens=2)
+    given: dict[str, Any] = {"limit": 1, "max_tokens": 3, "repeats": 1, "step_samples": 1}
+    (point,) = bench(tiny_pair, engine, prompts=prompts, **given).points
+    assert [(step.step, step.width) for step in point.steps] == [("decode", 1), ("verify", 3)]
+    assert point.verify_ratio is not None
+    assert point.other_s is None
+
+
 def test_an_arm_without_the_contract_is_measured_beside(tiny_target_only: Path) -> None:
     report = bench(
         tiny_target_only,
