@@ -14,6 +14,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,8 @@ class TaskRun:
         """Begin with nothing read."""
         self._job = job
         self._tokenizer = tokenizer
+        marks = () if job.plan is None else job.plan.whole_if
+        self._marks = tuple(mark.encode("utf-8") for mark in marks)
         self._groups: dict[Group, _Held] = collections.defaultdict(_Held)
         self._held_bytes = 0
         self._digest_sum = 0
@@ -154,11 +157,6 @@ class TaskRun:
             for other in self._groups.values():
                 self._scan(other)
 
-    @property
-    def _marks(self) -> tuple[bytes, ...]:
-        plan = self._job.plan
-        return () if plan is None else _encoded_marks(plan)
-
     def _scan(self, held: _Held) -> None:
         """Turn held documents into a table of units."""
         if not held.documents or self._job.plan is None:
@@ -210,15 +208,6 @@ class TaskRun:
         write_part(path, summary, groups)
 
 
-_MARKS: dict[tuple[str, ...], tuple[bytes, ...]] = {}
-
-
-def _encoded_marks(plan: FastPlan) -> tuple[bytes, ...]:
-    if plan.whole_if not in _MARKS:
-        _MARKS[plan.whole_if] = tuple(mark.encode("utf-8") for mark in plan.whole_if)
-    return _MARKS[plan.whole_if]
-
-
 def _columns(tables: list[pa.Table]) -> tuple[bytes, bytes, bytes]:
     if not tables:
         return b"", b"", b""
@@ -227,10 +216,15 @@ def _columns(tables: list[pa.Table]) -> tuple[bytes, bytes, bytes]:
     return scan.to_bytes(scan.merged(tables))
 
 
+@lru_cache(maxsize=1)
+def _tokenizer(path: Path) -> LoadedTokenizer:
+    """Load the run's tokenizer once in each worker."""
+    return load_tokenizer(path)
+
+
 def run_task(job: Job, task: Task) -> int:
     """Count one task and write its part; returns the task's number."""
-    tokenizer = load_tokenizer(job.tokenizer)
-    run = TaskRun(job, tokenizer)
+    run = TaskRun(job, _tokenizer(job.tokenizer))
     run.read(task)
     run.write(part_path(job.directory, task.number), task.num_bytes)
     return task.number
