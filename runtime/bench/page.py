@@ -18,7 +18,7 @@ table{border-collapse:collapse;display:block;overflow-x:auto}
 td,th{padding:.15rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
 td:first-child,th:first-child{text-align:left}
 .unfit{background:#8f1d1d;color:#fff;padding:.7rem 1rem;font-weight:600}
-code{overflow-wrap:anywhere}
+code{overflow-wrap:anywhere;white-space:normal}
 """
 
 
@@ -76,8 +76,8 @@ def _conditions(report: BenchReport) -> str:
     prompts = f"prompts of {settings.prompts}" if settings.prompts else "random prompts"
     return (
         f"{prompts}, at most {settings.max_tokens} new tokens, temperature "
-        f"{settings.temperature:g}, {settings.device} {settings.dtype}, {settings.repeats} runs of "
-        "each arm in the order A B B A; medians, ranges over the runs."
+        f"{settings.temperature:g}, {settings.device} {settings.dtype}; runs of a point in the order "
+        f"{', '.join(settings.points[0].order)}; medians, ranges over the runs."
     )
 
 

@@ -52,7 +52,7 @@ def bars(title: str, items: Sequence[Bar]) -> str:
         rows.append(_text(_LABEL - 8, y, item.label, anchor="end"))
         rows.append(_rect(_LABEL, y, width, item.color, f"{item.label}: {item.text}"))
         end = width
-        if item.low is not None and item.high is not None:
+        if item.low is not None and item.high is not None and item.low < item.high:
             low, end = _scaled(item.low, top), max(width, _scaled(item.high, top))
             rows.append(_range(_LABEL + low, _LABEL + _scaled(item.high, top), y))
         rows.append(_text(_LABEL + end + 8, y, item.text))
