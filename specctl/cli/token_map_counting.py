@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +15,7 @@ import typer
 
 from specctl.tokenmap.count_corpus import HELD_OUT, CorpusSpec, CountOptions
 
+_STDIN = "-"
 _ASSISTANT = ("assistant", "gpt", "model")
 
 
@@ -86,6 +92,28 @@ RayAddress = Annotated[
     str | None,
     typer.Option("--ray-address", metavar="ADDRESS", help="Ray cluster; default: a local one."),
 ]
+
+
+@contextmanager
+def with_standard_input(corpus: list[str]) -> Iterator[list[str]]:
+    """Yield the corpus with `-` and `NAME=-` as a file: text is read more than once.
+
+    What begins with a brace is jsonl. Nothing is kept in memory; the file goes when the body ends.
+    """
+    marked = [argument for argument in corpus if argument.rpartition("=")[2] == _STDIN]
+    if not marked:
+        yield corpus
+        return
+    if len(marked) > 1:
+        raise typer.BadParameter("standard input can be read once", param_hint="CORPUS")
+    with tempfile.TemporaryDirectory(prefix="specctl-stdin-") as directory:
+        first = sys.stdin.buffer.read(1)
+        path = Path(directory, "stdin.jsonl" if first == b"{" else "stdin.txt")
+        with path.open("wb") as stream:
+            stream.write(first)
+            shutil.copyfileobj(sys.stdin.buffer, stream)
+        name = marked[0].rpartition("=")[0] or "stdin"
+        yield [f"{name}={path}" if argument == marked[0] else argument for argument in corpus]
 
 
 def corpus_spec(

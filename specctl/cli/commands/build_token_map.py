@@ -21,6 +21,7 @@ from specctl.cli.token_map_counting import (
     Workers,
     corpus_spec,
     count_options,
+    with_standard_input,
 )
 from specctl.cli.token_map_options import (
     Acceptance,
@@ -74,14 +75,6 @@ def build_token_map(
     One document in ten is held out by its content and measures coverage. End ids, special tokens
     and the tokens of the chat template are always in the map.
     """
-    spec = corpus_spec(
-        corpus=corpus,
-        field=field,
-        role=role,
-        assistant_only=assistant_only,
-        language_field=language_field,
-        held_out=held_out,
-    )
     counting = count_options(
         counts=counts, workers=workers, method=method, engine=engine, ray_address=ray_address
     )
@@ -99,7 +92,15 @@ def build_token_map(
         bandwidth=bandwidth,
         output=output_directory,
     )
-    with output.writing(output_directory):
+    with output.writing(output_directory), with_standard_input(corpus) as sources:
+        spec = corpus_spec(
+            corpus=sources,
+            field=field,
+            role=role,
+            assistant_only=assistant_only,
+            language_field=language_field,
+            held_out=held_out,
+        )
         with output.bar("reading") as step:
             report = build(
                 spec, tokenizer=tokenizer, counting=counting, options=options, progress=step

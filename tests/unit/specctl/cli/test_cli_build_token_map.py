@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -107,6 +108,22 @@ def test_held_out_is_a_share_or_a_path(tmp_path: Path, corpus: str, capsys: Capt
     report = report_of(capsys, corpus, *out, "--held-out", "0")
     assert report["measured_on"] == "the counted text itself"
     assert "SD427" in [d["code"] for d in report["diagnostics"]]
+
+
+def test_text_comes_from_standard_input(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = io.TextIOWrapper(io.BytesIO(b"the cat and the dog\n\nthe fox\n" * 20))
+    monkeypatch.setattr("sys.stdin", text)
+    report = report_of(capsys, "-", "-o", str(tmp_path / "m"), "--size", "24")
+    assert report["corpus"]["domains"] == ["stdin"]
+    assert report["corpus"]["num_tokens"] > 0
+    lines = b"".join(b'{"text": "the cat %d"}\n' % n for n in range(30))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    report = report_of(capsys, "chat=-", "-o", str(tmp_path / "m"), "--size", "24")
+    assert report["corpus"]["domains"] == ["chat"]
+    assert report["corpus"]["num_documents"] + report["corpus"]["num_held_out_documents"] == 30
+    assert app.run(["build-token-map", "-", "x=-", "--tokenizer", TARGET]) == 2
 
 
 def test_only_what_assistants_say_is_counted(tmp_path: Path, capsys: Captured) -> None:
