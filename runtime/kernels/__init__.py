@@ -13,7 +13,7 @@ from runtime.kernels.head import head_argmax, head_logits
 from runtime.kernels.head_rows import head_rows_argmax
 from runtime.kernels.kv_write import write_kv
 from runtime.kernels.linear import linear
-from runtime.kernels.norm import add_rms_norm, head_rms_norm, rms_norm
+from runtime.kernels.norm import head_rms_norm, rms_norm
 from runtime.kernels.probe import (
     RowInvariance,
     attention_invariance_probe,
@@ -26,7 +26,6 @@ __all__ = [
     "RowInvariance",
     "Stream",
     "accept",
-    "add_rms_norm",
     "apply_rope",
     "attend_new_rows",
     "attention_invariance_probe",

@@ -295,12 +295,6 @@ def _row_cases(model: ModelShapes, dtype: str, *, is_overlapping: bool) -> Itera
     for num_heads, width in ((1, hidden), (model.num_heads, head_dim)):
         constants = {"HEADS": num_heads, **norm.norm_constants(width), "OVERLAP": is_overlapping}
         yield _case(norm.rms_norm_kernel, dtype, constants, num_warps=norm.norm_warps(width))
-    yield _case(
-        norm.add_rms_norm_kernel,
-        dtype,
-        norm.norm_constants(hidden),
-        num_warps=norm.norm_warps(hidden),
-    )
     yield _case(rope.rope_kernel, dtype, rope.rope_constants(*heads))
     write = kv_write.write_kv_constants(model.num_kv_heads, 16, head_dim)
     yield _case(kv_write.write_kv_kernel, dtype, write)

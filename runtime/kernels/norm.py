@@ -1,8 +1,7 @@
-"""Root-mean-square norms, alone and after a residual sum.
+"""Root-mean-square norms of rows and of heads.
 
 Rounding points are those of `transformers`' LlamaRMSNorm: square, mean and scale in float32, the
 normalised value rounded to the storage dtype, then multiplied by the weight in the storage dtype.
-A residual sum is rounded to the storage dtype first and the norm reads the rounded value.
 
 Legend: M rows, D width, H heads, P head size.
 """
@@ -35,30 +34,6 @@ def rms_norm(x_MD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
     return rms_norm_twin(x_MD, weight_D, eps)
 
 
-def add_rms_norm(
-    x_MD: torch.Tensor, residual_MD: torch.Tensor, weight_D: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a layer's output to the residual stream and normalise the sum.
-
-    Args:
-        x_MD: [M, D] output of the layer before.
-        residual_MD: [M, D] stream, dtype of `x_MD`; not modified.
-        weight_D: [D].
-        eps: added to the mean square.
-
-    Returns:
-        (normed [M, D], new residual [M, D]); the norm reads the rounded residual.
-
-    Exactness: as `rms_norm`.
-    Graph-safe: yes (CUDA).
-    """
-    if x_MD.is_cuda:
-        from runtime.kernels.cuda.norm import launch_add_rms_norm
-
-        return launch_add_rms_norm(x_MD, residual_MD, weight_D, eps)
-    return add_rms_norm_twin(x_MD, residual_MD, weight_D, eps)
-
-
 def head_rms_norm(x_MHP: torch.Tensor, weight_P: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise every head of every row (the q and k norm of Qwen3).
 
@@ -88,11 +63,3 @@ def rms_norm_twin(x_MD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> tor
     mean_square = tree_sum(x * x) / x.shape[-1]
     scale = 1.0 / torch.sqrt(mean_square + eps)
     return (x * scale).to(x_MD.dtype) * weight_D
-
-
-def add_rms_norm_twin(
-    x_MD: torch.Tensor, residual_MD: torch.Tensor, weight_D: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `add_rms_norm` with torch."""
-    residual = residual_MD + x_MD
-    return rms_norm_twin(residual, weight_D, eps), residual

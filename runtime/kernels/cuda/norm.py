@@ -47,32 +47,6 @@ def rms_norm_kernel(
     tl.store(out_ptr + program * WIDTH + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def add_rms_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    w_ptr,
-    out_ptr,
-    new_residual_ptr,
-    eps,
-    stride_x,
-    stride_residual,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Add, round, store the residual, and normalise the rounded sum of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    mask = columns < WIDTH
-    x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
-    residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
-    total = (residual.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
-    tl.store(new_residual_ptr + row * WIDTH + columns, total, mask=mask)
-    w = tl.load(w_ptr + columns, mask=mask, other=0.0)
-    y = _normalise(total.to(tl.float32), w, eps, WIDTH)
-    tl.store(out_ptr + row * WIDTH + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
-
-
 def launch_rms_norm(x_MD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     """Launch `rms_norm`."""
     return launch_head_rms_norm(x_MD.unsqueeze(1), weight_D, eps).squeeze(1)
@@ -102,31 +76,6 @@ def launch_head_rms_norm(
         **options,
     )
     return out
-
-
-def launch_add_rms_norm(
-    x_MD: torch.Tensor, residual_MD: torch.Tensor, weight_D: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch `add_rms_norm`."""
-    x_MD, residual_MD = inner_contiguous(x_MD), inner_contiguous(residual_MD)
-    num_rows, width = x_MD.shape
-    out = torch.empty((num_rows, width), dtype=x_MD.dtype, device=x_MD.device)
-    new_residual = torch.empty_like(out)
-    if num_rows == 0:
-        return out, new_residual
-    add_rms_norm_kernel[(num_rows,)](
-        x_MD,
-        residual_MD,
-        weight_D,
-        out,
-        new_residual,
-        eps,
-        x_MD.stride(0),
-        residual_MD.stride(0),
-        **norm_constants(width),
-        num_warps=norm_warps(width),
-    )
-    return out, new_residual
 
 
 def norm_constants(width: int) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.models.layers.attention import Attention
-from runtime.models.layers.decoder_layer import DecoderLayer, enter_norm
+from runtime.models.layers.decoder_layer import DecoderLayer
 from runtime.models.layers.mlp import MLP
 from runtime.models.layers.ranked import SPLIT_COLUMNS, SPLIT_ROWS
 from runtime.models.layers.roles import (
@@ -30,7 +30,6 @@ __all__ = [
     "block_shapes",
     "eagle1_shapes",
     "eagle3_shapes",
-    "enter_norm",
     "layer_source",
     "mtp_shapes",
     "peagle_shapes",

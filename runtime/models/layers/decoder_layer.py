@@ -1,9 +1,7 @@
 """The pre-norm decoder layer.
 
 `advance` takes the residual stream from one norm to the next (`runtime.kernels.stream`): the norms
-live inside the products around them. `forward` is for layers whose input is no plain stream: it
-hands over (delta, residual) instead of their sum, and the next norm adds and normalizes in one
-kernel. The two round at different places, so a model uses one of them throughout.
+live inside the products around them.
 """
 
 from __future__ import annotations
@@ -13,29 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import Stream, add_rms_norm, rms_norm
+from runtime.kernels import Stream
 from runtime.kv import KVLayer
 from runtime.models.layers.attention import Attention
 from runtime.models.layers.mlp import MLP
 from runtime.models.layers.roles import TensorSource
 from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Decoder
-
-
-def enter_norm(
-    delta_ND: torch.Tensor | None, residual_ND: torch.Tensor, weight_D: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (norm of the stream, the stream), where the stream is residual + delta.
-
-    Args:
-        delta_ND: output of the layer before; None when `residual_ND` already is the stream.
-        residual_ND: the stream before that output.
-        weight_D: norm weight.
-        eps: of the norm.
-    """
-    if delta_ND is None:
-        return rms_norm(residual_ND, weight_D, eps), residual_ND
-    return add_rms_norm(delta_ND, residual_ND, weight_D, eps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,32 +49,6 @@ class DecoderLayer:
             mlp=MLP.build(decoder, take, ranks=ranks),
             rms_norm_eps=decoder.rms_norm_eps,
         )
-
-    def forward(
-        self,
-        normed_ND: torch.Tensor,
-        residual_ND: torch.Tensor,
-        batch: PreparedBatch,
-        cache: KVLayer,
-        cos_sin_TP: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run attention and MLP on rows that `input_norm` already normed.
-
-        Args:
-            normed_ND: `enter_norm` of the stream with this layer's `input_norm`.
-            residual_ND: the stream itself.
-            batch: positions, slots and block tables.
-            cache: this layer's cache.
-            cos_sin_TP: fp32 rotary table.
-
-        Returns:
-            (delta, residual), each [N, D]; their sum is the stream after this layer.
-        """
-        attended = self.attention.forward(normed_ND, batch, cache, cos_sin_TP)
-        normed, residual = add_rms_norm(
-            attended, residual_ND, self.post_attention_norm, self.rms_norm_eps
-        )
-        return self.mlp.forward(normed), residual
 
     def advance(
         self,
