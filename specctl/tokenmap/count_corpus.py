@@ -23,6 +23,8 @@ from typing import Literal
 
 from specctl.checkpoint.writing import write_text_atomic
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.fingerprint import digest_bytes
+from specctl.tokenmap.chat import ChatTemplate, load_chat_template
 from specctl.tokenmap.counting import LoadedTokenizer
 from specctl.tokenmap.counts import CountArtefact, read_counts, write_counts
 from specctl.tokenmap.parts import part_path, read_part
@@ -58,6 +60,8 @@ class CorpusSpec:
         held_out: part of the documents that measures coverage, 0 to 1, chosen by content.
         held_out_sources: files that measure coverage; then `held_out` is not used.
         id_type: element type of `.bin` files of token ids.
+        uses_chat_template: messages are rendered with the template beside tokenizer.json; then
+            each turn of `roles` is one document, or the whole conversation without roles.
     """
 
     sources: tuple[str, ...]
@@ -67,6 +71,7 @@ class CorpusSpec:
     held_out: float = HELD_OUT
     held_out_sources: tuple[str, ...] = ()
     id_type: Literal["u16", "u32", "i64"] | None = None
+    uses_chat_template: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,15 +115,17 @@ def count_corpus(
     """Count every document of a corpus on both sides of its split.
 
     Raises:
-        DiagnosticError: SD422 for no text, SD433 for a count file of another run, SD435 for a
-            missing package, SD432 and family 1 codes for a damaged count file.
+        DiagnosticError: SD422 for no text, SD433 for a count file of another run, SD425 for a
+            missing chat template, SD435 for a missing package, SD432 and family 1 codes for a
+            damaged count file.
     """
     options = options or CountOptions()
     files = _files(corpus)
     if any(file.kind in ID_SUFFIXES for file in files):
         return _count_ids(files, corpus, tokenizer, options, progress)
     plan = choose_plan(tokenizer, options.method)
-    facts = _option_facts(corpus)
+    chat = load_chat_template(tokenizer.path.parent) if corpus.uses_chat_template else None
+    facts = _option_facts(corpus, chat)
     run_digest = files_digest(files, {**facts, "tokenizer": tokenizer.digest})
     finished = _finished(options.counts, run_digest)
     if finished is not None:
@@ -133,6 +140,7 @@ def count_corpus(
                 roles=corpus.roles,
                 language_field=corpus.language_field,
                 can_cut=isinstance(plan, FastPlan) and not plan.first_differs,
+                chat=chat,
             ),
             held_below=0 if corpus.held_out_sources else int(corpus.held_out * NUMBERS),
             directory=directory,
@@ -198,8 +206,9 @@ def _files(corpus: CorpusSpec) -> tuple[SourceFile, ...]:
     return (*(f for f in files if str(Path(f.path).resolve()) not in inside), *held)
 
 
-def _option_facts(corpus: CorpusSpec) -> dict[str, str]:
+def _option_facts(corpus: CorpusSpec, chat: ChatTemplate | None) -> dict[str, str]:
     return {
+        "chat_template": "" if chat is None else digest_bytes(repr(chat).encode("utf-8")),
         "fields": json.dumps(corpus.fields),
         "roles": json.dumps(corpus.roles),
         "language_field": json.dumps(corpus.language_field),

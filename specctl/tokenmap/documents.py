@@ -221,6 +221,16 @@ def line_text(raw: bytes, where: str, fields: tuple[str, ...], roles: tuple[str,
     Raises:
         DiagnosticError: SD423 when it is not UTF-8, not JSON or holds no text.
     """
+    value = line_value(raw, where)
+    return value if isinstance(value, str) else row_text(value, where, fields, roles)
+
+
+def line_value(raw: bytes, where: str) -> str | dict[str, Any]:
+    """Return the text or object of one jsonl line.
+
+    Raises:
+        DiagnosticError: SD423 when it is not UTF-8, not JSON or something else.
+    """
     try:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -236,7 +246,7 @@ def line_text(raw: bytes, where: str, fields: tuple[str, ...], roles: tuple[str,
         raise _unreadable(
             where, "the line is neither an object nor a text", found=type(value).__name__
         )
-    return row_text(value, where, fields, roles)
+    return value
 
 
 def row_text(

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
-from specctl.tokenmap.documents import MAX_LINE_BYTES, line_text, row_text
+from specctl.tokenmap.chat import ChatTemplate
+from specctl.tokenmap.documents import CHAT_FIELDS, MAX_LINE_BYTES, line_value, row_text
 from specctl.tokenmap.languages import language_of
 from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, STDIN, SourceFile, Task
 
@@ -40,12 +41,14 @@ class Reading:
         roles: chat roles that count; empty: all.
         language_field: key that names a document's language; None: by suffix or script.
         can_cut: long documents may be cut at `cuts.PIECE_CUT`.
+        chat: renders the messages of a row; None: their contents are joined.
     """
 
     fields: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     language_field: str | None = None
     can_cut: bool = True
+    chat: ChatTemplate | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,29 +220,54 @@ def _from_line(
     raw: bytes, where: str, file: SourceFile, reading: Reading
 ) -> Iterator[Piece | Defect]:
     try:
-        text = line_text(raw.removeprefix(_BOM), where, reading.fields, reading.roles)
+        value = line_value(raw.removeprefix(_BOM), where)
     except DiagnosticError as error:
         yield Defect(kind=_kind(error), where=where)
         return
-    language = None
-    if reading.language_field is not None:
-        import json
-
-        value = json.loads(raw)
-        language = value.get(reading.language_field) if isinstance(value, dict) else None
-    yield from _from_value(text, where, file, language)
+    yield from _from_row(value, where, file, reading)
 
 
 def _from_rows(
     rows: Iterator[tuple[str, dict[str, Any]]], file: SourceFile, reading: Reading
 ) -> Iterator[Piece | Defect]:
     for where, row in rows:
-        try:
-            text = row_text(row, where, reading.fields, reading.roles)
-        except DiagnosticError as error:
-            yield Defect(kind=_kind(error), where=where)
-            continue
-        yield from _from_value(text, where, file, row.get(reading.language_field or ""))
+        yield from _from_row(row, where, file, reading)
+
+
+def _from_row(
+    value: str | dict[str, Any], where: str, file: SourceFile, reading: Reading
+) -> Iterator[Piece | Defect]:
+    """Yield the documents of one line or row."""
+    if isinstance(value, str):
+        yield from _from_value(value, where, file, None)
+        return
+    language = value.get(reading.language_field or "")
+    try:
+        texts = _chat_texts(value, reading)
+        if texts is None:
+            texts = [row_text(value, where, reading.fields, reading.roles)]
+    except DiagnosticError as error:
+        yield Defect(kind=_kind(error), where=where)
+        return
+    except TypeError:
+        texts = []
+        yield Defect(kind="messages that the chat template refuses", where=where)
+    for text in texts:
+        yield from _from_value(text, where, file, language)
+
+
+def _chat_texts(value: dict[str, Any], reading: Reading) -> list[str] | None:
+    """Return the texts of a rendered conversation, None when the row has none."""
+    if reading.chat is None:
+        return None
+    for name in reading.fields or CHAT_FIELDS:
+        messages = value.get(name)
+        if isinstance(messages, list):
+            texts = reading.chat.documents(messages, reading.roles)
+            if texts is None:
+                raise TypeError("the template refuses the messages")
+            return texts
+    return None
 
 
 def _from_value(

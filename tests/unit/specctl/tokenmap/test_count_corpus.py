@@ -295,6 +295,49 @@ def test_ray_gives_the_same_counts(
     assert run(corpus, tokenizer, engine="ray", workers=2).artefact == local.artefact
 
 
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+TURNS = [
+    {"role": "user", "content": "How many?"},
+    {"role": "assistant", "content": "Five of them."},
+    {"role": "user", "content": "And then?"},
+    {"role": "assistant", "content": "None."},
+]
+
+
+@pytest.mark.parametrize("roles", [(), ("assistant",)])
+def test_conversations_are_rendered(
+    tmp_path: Path, tokenizer: LoadedTokenizer, roles: tuple[str, ...]
+) -> None:
+    pytest.importorskip("jinja2", reason="jinja2 (extra tokenmap) is not installed")
+    config = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
+    (tokenizer.path.parent / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat.jsonl").write_text(
+        json.dumps({"messages": TURNS}) + "\n" + json.dumps({"messages": [3]}) + "\n"
+    )
+    spec = CorpusSpec(
+        sources=(str(tmp_path / "chat.jsonl"),), roles=roles, uses_chat_template=True, held_out=0
+    )
+    result = count_corpus(spec, tokenizer, CountOptions(workers=1))
+    whole = "".join(f"<|im_start|>{t['role']}\n{t['content']}<|im_end|>\n" for t in TURNS)
+    texts = ["Five of them.<|im_end|>\n", "None.<|im_end|>\n"] if roles else [whole]
+    wanted = collections.Counter(
+        i for text in texts for i in tokenizer.handle.encode(text, add_special_tokens=False).ids
+    )
+    assert all_ids(result, tokenizer) == wanted
+    assert "messages that the chat template refuses" in result.diagnostics[0].notes[0]
+
+
+def test_a_missing_chat_template_is_named(corpus: Path, tokenizer: LoadedTokenizer) -> None:
+    pytest.importorskip("jinja2", reason="jinja2 (extra tokenmap) is not installed")
+    with pytest.raises(DiagnosticError) as caught:
+        count_corpus(CorpusSpec(sources=(str(corpus),), uses_chat_template=True), tokenizer)
+    assert [d.code for d in caught.value.diagnostics] == ["SD425"]
+
+
 def test_a_missing_package_is_named(
     corpus: Path, tokenizer: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
