@@ -55,6 +55,13 @@ Role = Annotated[
 AssistantOnly = Annotated[
     bool, typer.Option("--assistant-only", help="Count what assistants say in chats only.")
 ]
+ChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--chat-template",
+        help="Render messages with the target's template; with roles each such turn is a document.",
+    ),
+]
 LanguageField = Annotated[
     str | None,
     typer.Option(
@@ -122,6 +129,7 @@ def corpus_spec(
     field: list[str] | None,
     role: list[str] | None,
     assistant_only: bool,
+    chat_template: bool,
     language_field: str | None,
     held_out: list[str] | None,
 ) -> CorpusSpec:
@@ -143,6 +151,7 @@ def corpus_spec(
         sources=tuple(corpus),
         fields=tuple(field or ()),
         roles=_ASSISTANT if assistant_only else tuple(role or ()),
+        uses_chat_template=chat_template,
         language_field=language_field,
         held_out=share,
         held_out_sources=tuple(paths),

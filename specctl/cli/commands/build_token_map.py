@@ -7,6 +7,7 @@ from specctl.cli.shared_options import Json
 from specctl.cli.token_map_answer import answer_report
 from specctl.cli.token_map_counting import (
     AssistantOnly,
+    ChatTemplate,
     Corpus,
     CountEngine,
     CountMethod,
@@ -52,6 +53,7 @@ def build_token_map(
     field: Field = None,
     role: Role = None,
     assistant_only: AssistantOnly = False,
+    chat_template: ChatTemplate = False,
     language_field: LanguageField = None,
     held_out: HeldOut = None,
     counts: Counts = None,
@@ -98,6 +100,7 @@ def build_token_map(
             field=field,
             role=role,
             assistant_only=assistant_only,
+            chat_template=chat_template,
             language_field=language_field,
             held_out=held_out,
         )

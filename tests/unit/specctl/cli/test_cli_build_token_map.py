@@ -12,6 +12,7 @@ import pytest
 
 from specctl.cli import app
 from specctl.cli.commands import build_token_map as command
+from tests.tiny_corpus import write_target
 
 TARGET = str(Path(__file__).parents[4] / "fixtures" / "checkpoints" / "hf-llama-clean")
 Captured = pytest.CaptureFixture[str]
@@ -157,3 +158,24 @@ def test_options_that_make_no_sense_are_wrong_usage(
 ) -> None:
     assert app.run(["build-token-map", corpus, "--tokenizer", TARGET, *arguments]) == 2
     assert option in capsys.readouterr().err
+
+
+def test_messages_are_rendered_with_the_template_of_the_target(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    target = write_target(tmp_path / "target")
+    template = (
+        "{% for m in messages %}<|start|>{{ m['role'] }}<think>{{ m['content'] }}<|end|>"
+        "{% endfor %}"
+    )
+    config = {"eos_token": "<|end|>", "bos_token": "<|start|>", "chat_template": template}
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    path = tmp_path / "chat.jsonl"
+    lines = [{"messages": [{"role": "user", "content": f"the dog {n}"}]} for n in range(20)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = []
+    for extra in ((), ("--chat-template",)):
+        arguments = ["build-token-map", str(path), "--tokenizer", str(target), "--json"]
+        assert app.run([*arguments, "--size", "24", "-o", str(tmp_path / "m"), *extra]) == 0
+        found.append(json.loads(capsys.readouterr().out)["corpus"]["num_tokens"])
+    assert found[1] > found[0]
