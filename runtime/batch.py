@@ -7,7 +7,7 @@ may share a batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -106,8 +106,29 @@ class PackedLayout:
     rows_BW: torch.Tensor
 
 
-RoundKind = Literal["greedy", "sampled", "filtered"]
-"""How the tokens of a round are chosen: all greedy, some drawn, some drawn after filters."""
+RoundKind = Literal["greedy", "sampled", "filtered", "rejection"]
+"""How the tokens of a round are chosen: all greedy, some drawn, some drawn after filters, drafts
+accepted with a chance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RoundLaws:
+    """Takes the laws that a round's drafts are drawn from, draft by draft.
+
+    Its tensors belong to one run of a round, captured or not: none outlives it, so none is stale.
+
+    Args:
+        log_q: fp32 [B, R] log weights of each draft so far.
+        maps: int64 [R], target id of each column, of each draft so far.
+    """
+
+    log_q: list[torch.Tensor] = field(default_factory=list)
+    maps: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, log_q_BR: torch.Tensor, ids_target_R: torch.Tensor) -> None:
+        """Take the law of the next draft of every request."""
+        self.log_q.append(log_q_BR)
+        self.maps.append(ids_target_R)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -156,6 +177,8 @@ class RoundRequests:
         layout: of the rows to verify; None where every request has W of them. With a layout
             `block_tables_BT` has one row more, the padding rows'.
         sampling: how tokens are drawn; None where every request is greedy.
+        laws: takes the laws of drafts in rejection mode, where those who draw them hand them over;
+            drafts without count as certain. None in other modes.
         arrivals_X: as in `PreparedBatch`.
     """
 
@@ -170,6 +193,7 @@ class RoundRequests:
     max_length: int
     layout: PackedLayout | None = None
     sampling: RoundSampling | None = None
+    laws: RoundLaws | None = None
     arrivals_X: torch.Tensor | None = None
 
     def batch(self, ids_target_BC: torch.Tensor, *, first: int = 0) -> PreparedBatch:

@@ -93,6 +93,9 @@ def make_device_rounds(
         draft_counts=menu.draft_counts if is_ragged(config) else menu.draft_counts[-1:],
         contexts=captured_contexts(config),
         is_ragged=is_ragged(config),
+        kinds=("greedy", "rejection")
+        if config.verification == "rejection"
+        else ("greedy", "sampled", "filtered"),
     )
     return DeviceRounds(
         runner=graphs, state=state, proposer=proposer, report=graphs.report, round_=round_

@@ -218,7 +218,8 @@ class Pipeline:
             most, num_rows = choice.size.num_drafts, choice.size.num_rows
         count = smallest_fit(self._runner.draft_counts, most)
         assert count is not None, "lanes join within the sizes that are captured"
-        packed = self._runner.packed_row_counts(self._batch, count)
+        is_dense = self._kind == "rejection"
+        packed = () if is_dense else self._runner.packed_row_counts(self._batch, count)
         return _Size(
             batch=self._batch,
             count=count,

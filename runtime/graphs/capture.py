@@ -52,6 +52,7 @@ class GraphSet:
         draft_counts: Sequence[int],
         contexts: Sequence[int],
         is_ragged: bool = False,
+        kinds: Sequence[RoundKind] = KINDS,
     ) -> None:
         """Capture every combination of sizes.
 
@@ -61,6 +62,7 @@ class GraphSet:
             draft_counts: drafts of each request, ascending.
             contexts: bounds of positions, ascending.
             is_ragged: whether rounds with packed rows are captured beside the dense ones.
+            kinds: ways to choose tokens; rounds of rejection mode are dense.
         """
         device = round_.state.device
         assert device.type == "cuda", "only CUDA captures graphs"
@@ -88,10 +90,11 @@ class GraphSet:
                 num_packed_rows=num_rows,
                 kind=kind,
             )
-            for kind in KINDS
+            for kind in kinds
             for batch in reversed(self.batches)  # the largest first: smaller ones reuse its memory
             for num_drafts in reversed(self.draft_counts)
             for num_rows in (None, *reversed(self.packed_row_counts(batch, num_drafts)))
+            if kind != "rejection" or num_rows is None
             for context in reversed(self.contexts if kind == "greedy" else self.contexts[-1:])
         ]
         free_before, _ = torch.cuda.mem_get_info(device)

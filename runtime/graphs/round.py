@@ -29,7 +29,7 @@ from runtime.batch import (
 )
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.accept import accept
-from runtime.kernels.draw import draw_tokens
+from runtime.kernels.draw import draw_accepted, draw_tokens
 from runtime.kernels.noise import TOKEN_DRAW
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
@@ -96,7 +96,7 @@ class DeviceRound:
             ids_BW = torch.cat([ids_BW, drafts_BG], dim=1)
         batch = requests.verify_batch(ids_BW)
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
-        chosen_N = self._choose(requests, batch, output.hidden_ND)
+        chosen_N = self._choose(requests, batch, output.hidden_ND, drafts_BG)
         chosen_BW = requests.per_request(chosen_N)
         num_drafts_B = requests.num_drafts_B
         if self.forced is not None:
@@ -122,9 +122,13 @@ class DeviceRound:
             state.confidence_BG[: shape.batch, :count].copy_(known_BG[:, :count])
 
     def _choose(
-        self, requests: RoundRequests, batch: PreparedBatch, hidden_ND: torch.Tensor
+        self,
+        requests: RoundRequests,
+        batch: PreparedBatch,
+        hidden_ND: torch.Tensor,
+        drafts_BG: torch.Tensor,
     ) -> torch.Tensor:
-        """Return int64 [N], the target's token at each row.
+        """Return int64 [N], the token at each row: the draft after it where that stays.
 
         Sync: none (CUDA).
         """
@@ -134,6 +138,18 @@ class DeviceRound:
         # Padding rows of a packed round are those of one request more.
         request_N = batch.row_request_N.long().clamp(max=sampling.is_sampled_B.shape[0] - 1)
         position_N = batch.positions_N + 1
+        if requests.laws is not None and drafts_BG.shape[1]:
+            assert requests.layout is None, "rounds with laws are dense"
+            chosen = [
+                draw_accepted(
+                    self.target.logits(hidden_ND[part]),
+                    requests,
+                    drafts_BG,
+                    rows_M=torch.arange(part.start, part.stop, device=hidden_ND.device),
+                )
+                for part in row_parts(hidden_ND.shape[0], 16)
+            ]
+            return torch.cat(chosen)
         chosen = [
             draw_tokens(
                 self.target.logits(hidden_ND[part]),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import PackedLayout, RoundKind, RoundRequests
+from runtime.batch import PackedLayout, RoundKind, RoundLaws, RoundRequests
 from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
 from runtime.kernels.round import commit_round, prepare_round
 
@@ -230,8 +230,11 @@ class RoundState:
             layout=self._layout(shape) if is_packed else None,
             sampling=None
             if shape.kind == "greedy"
-            else self.sampling.select(self.slots_B[:count], has_filters=shape.kind == "filtered"),
+            else self.sampling.select(
+                self.slots_B[:count], has_filters=shape.kind in ("filtered", "rejection")
+            ),
             arrivals_X=self._arrivals_X,
+            laws=RoundLaws() if shape.kind == "rejection" else None,
         )
 
     def last_rows(

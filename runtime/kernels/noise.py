@@ -24,8 +24,9 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 _WORDS = 4
-TOKEN_DRAW = 0
-"""Kind of the draw of the target's token at a position; other kinds are named by their users."""
+TOKEN_DRAW, ACCEPT_DRAW, RESIDUAL_DRAW = 0, 2, 3
+"""Kinds of draws that kernels make: the target's token at a position; in rejection mode whether a
+draft stays and the token in its place. Further kinds are named by their users."""
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -9,6 +9,7 @@ continuation and which by ids that are surely wrong (`OracleScript`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -79,7 +80,8 @@ class BlendedProposer:
 
         Sync: none.
         """
-        own_BG = self.inner.draft_round(requests, num_drafts)
+        # Replaced ids were not drawn from the draft's laws: no law is handed over.
+        own_BG = self.inner.draft_round(_without_laws(requests), num_drafts)
         if num_drafts == 0:
             return own_BG
         return self._table.drafts(requests.slots_B, requests.lengths_B, own_BG, num_drafts)
@@ -99,3 +101,7 @@ class BlendedProposer:
         """Forget the request in `slot`."""
         self.inner.release(slot)
         self._table.release(slot)
+
+
+def _without_laws(requests: RoundRequests) -> RoundRequests:
+    return requests if requests.laws is None else replace(requests, laws=None)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from runtime.batch import RoundRequests
-from runtime.kernels.draw import draw_tokens
+from runtime.kernels.draw import round_laws, round_noise
 from runtime.kernels.sample import sample
 from runtime.spec.host import on_device
 from runtime.spec.noise import DrawKind, draft_kind, noise_rows
@@ -131,12 +131,15 @@ def choose_round_drafts(
     if sampling is None:
         return head.propose_ids(head_input_BH)
     map_R = head.draft_to_target_R
-    columns_B = draw_tokens(
-        head.logits(head_input_BH),
-        sampling,
-        requests.row_request_BW[:, 0].long(),
-        requests.lengths_B + (1 + draft_index),
-        DrawKind.TOKEN,
+    order_B = requests.row_request_BW[:, 0].long()
+    law_BR = round_laws(head.logits(head_input_BH), sampling, order_B)
+    if requests.laws is not None:
+        requests.laws.add(law_BR, map_R)
+    columns_B = sample(
+        law_BR,
+        round_noise(sampling, order_B, requests.lengths_B + (1 + draft_index)),
+        DrawKind.TOKEN if requests.laws is None else draft_kind(draft_index),
+        is_sampled_M=sampling.is_sampled_B,
         noise_ids_V=map_R,
     )
     return map_R[columns_B]

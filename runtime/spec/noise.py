@@ -16,7 +16,9 @@ from enum import IntEnum
 import torch
 
 from runtime.kernels.noise import (
+    ACCEPT_DRAW,
     MASK_32,
+    RESIDUAL_DRAW,
     TOKEN_DRAW,
     NoiseRows,
     gumbel_from_words,
@@ -53,8 +55,8 @@ class DrawKind(IntEnum):
 
     TOKEN = TOKEN_DRAW
     ORACLE = 1
-    ACCEPT = 2
-    RESIDUAL = 3
+    ACCEPT = ACCEPT_DRAW
+    RESIDUAL = RESIDUAL_DRAW
     FIRST_DRAFT = 16
 
 

@@ -58,15 +58,16 @@ class SamplingParams:
     def device_kind(self) -> RoundKind | None:
         """What a round on the device must do for the request; None: only the eager path can.
 
-        Penalties, bias, masks of end ids, log probabilities and draws of rejection mode are left to
-        the eager path.
+        Penalties, bias, masks of end ids and log probabilities are left to the eager path.
         """
-        if self.num_logprobs is not None or self.is_rejection:
+        if self.num_logprobs is not None:
             return None
         if self.is_plain_greedy:
             return "greedy"
         if self.is_greedy or not replace(self, temperature=0.0).is_plain_greedy:
             return None
+        if self.is_rejection:
+            return "rejection"
         has_filters = self.top_k > 0 or self.min_p > 0.0 or self.top_p < 1.0
         return "filtered" if has_filters else "sampled"
 

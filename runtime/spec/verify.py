@@ -6,7 +6,7 @@ longest prefix of drafts that stay; they and `chosen` of the row after them are 
 
 Greedy and seeded sampling: `chosen[j]` is the token that target-only decoding commits there under
 the same seed, and draft j stays iff it is that token. So no committed token depends on a draft.
-Rejection mode: whether draft j stays is drawn (`runtime.spec.rejection`), and the law of the
+Rejection mode: whether draft j stays is drawn (`runtime.kernels.rejection`), and the law of the
 committed tokens does not depend on the drafts.
 
 Legend: N rows of the target forward, B requests, G drafts, W = G + 1, M rows that need logits,
@@ -21,11 +21,11 @@ from typing import Protocol
 
 import torch
 
+from runtime.kernels.rejection import RowDrafts, decide_rows
 from runtime.kernels.sample import sample
 from runtime.spec.host import on_device
 from runtime.spec.logprobs import token_logprobs
 from runtime.spec.noise import DrawKind, NoiseKey, noise_rows
-from runtime.spec.rejection import RowDrafts, decide_rows
 from runtime.spec.row_faults import first_faults, row_faults
 from runtime.spec.sampling import TokenCounts, has_penalties, noise_key, process_logits
 from runtime.spec.types import (

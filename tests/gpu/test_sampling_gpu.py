@@ -15,9 +15,9 @@ from runtime.kernels.cuda.sample import launch_sample
 from runtime.kernels.draw import draw_tokens
 from runtime.kernels.exact import exact_exp, exact_log
 from runtime.kernels.noise import TOKEN_DRAW, NoiseRows
+from runtime.kernels.rejection import RowDrafts, decide_rows
 from runtime.kernels.sample import sample_twin
 from runtime.spec.logprobs import log_probabilities
-from runtime.spec.rejection import RowDrafts, decide_rows
 from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, prompt_of
 from tests.fake_graph import ids_of, make_agreeing_world, make_llm

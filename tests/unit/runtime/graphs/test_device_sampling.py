@@ -38,7 +38,6 @@ GENERAL = {
     "min-tokens": SamplingParams(temperature=0.8, min_tokens=2, seed=3),
     "greedy bias": SamplingParams(logit_bias=((3, 1.0),)),
     "logprobs": SamplingParams(num_logprobs=0),
-    "rejection": SamplingParams(temperature=0.8, seed=3, verification="rejection"),
 }
 
 
@@ -164,11 +163,25 @@ def test_requests_of_other_kinds_come_and_go(agreeing: World, proposer: str) -> 
 
 @pytest.mark.parametrize("kind", sorted(GENERAL))
 def test_other_options_take_the_eager_path(agreeing: World, kind: str) -> None:
-    llm, (graph,) = make_llm(
-        agreeing,
-        proposer="eagle3",
-        num_speculative_tokens=3,
-        verification="rejection" if kind == "rejection" else "seeded",
-    )
+    llm, (graph,) = make_llm(agreeing, proposer="eagle3", num_speculative_tokens=3)
     llm.generate(requests(kind, max_tokens=6))
     assert graph.shapes == []
+
+
+@pytest.mark.parametrize("kinds", [("all", "greedy", "drawn"), ("top-p", "hot", "cold", "drawn")])
+def test_rejection_rounds_equal_eager_ones(agreeing: World, kinds: tuple[str, ...]) -> None:
+    """Same acceptances, same tokens: laws are made inside each round, and nothing is left over."""
+    settings: dict[str, Any] = {
+        "proposer": "eagle3",
+        "num_speculative_tokens": 3,
+        "verification": "rejection",
+    }
+    asked = requests(*kinds)
+    eager, _ = make_llm(agreeing, is_eager=True, **settings)
+    ahead, (graph,) = make_llm(agreeing, **settings)
+    found, expected = ahead.generate(asked), eager.generate(asked)
+    assert ids_of(found) == ids_of(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.usage.num_accepted_drafts == other.usage.num_accepted_drafts
+    assert graph.shapes[0].kind == "rejection"
+    assert sum(item.usage.num_accepted_drafts for item in found) > 0

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import runtime.spec.rejection as rejection
+import runtime.kernels.rejection as rejection
 import runtime.spec.verify as verify_module
 from runtime.kernels.noise import NoiseRows
+from runtime.kernels.rejection import RowDrafts, RowLaws, accept_draws, probabilities, row_laws
 from runtime.spec.noise import DrawKind, NoiseKey, draft_kind, noise_rows
-from runtime.spec.rejection import RowDrafts, RowLaws, accept_draws, probabilities, row_laws
 from runtime.spec.sampling import TokenCounts, process_logits
 from runtime.spec.types import DraftLaw, Proposal, SamplingParams
 from runtime.spec.verify import VerifyRows, verify

@@ -20,9 +20,8 @@ import torch
 
 from runtime.kernels.exact import exact_log
 from runtime.kernels.law import masses
-from runtime.kernels.noise import NoiseRows, uniform, words_at
+from runtime.kernels.noise import ACCEPT_DRAW, RESIDUAL_DRAW, NoiseRows, uniform, words_at
 from runtime.kernels.sample import sample
-from runtime.spec.noise import DrawKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,7 +107,7 @@ def accept_draws(rows: NoiseRows) -> torch.Tensor:
     Graph-safe: yes.
     """
     lane = torch.zeros(1, dtype=torch.int64, device=rows.position_M.device)
-    return uniform(words_at(rows, lane, DrawKind.ACCEPT))[:, 0]
+    return uniform(words_at(rows, lane, ACCEPT_DRAW))[:, 0]
 
 
 def decide_rows(log_p_MV: torch.Tensor, drafts: RowDrafts, rows: NoiseRows) -> RowDecisions:
@@ -125,7 +124,7 @@ def decide_rows(log_p_MV: torch.Tensor, drafts: RowDrafts, rows: NoiseRows) -> R
     laws = row_laws(log_p_MV, drafts)
     return RowDecisions(
         is_accepted_M=accept_draws(rows) < laws.accept_M,
-        tokens_target_M=sample(laws.log_residual_MV, rows, DrawKind.RESIDUAL),
+        tokens_target_M=sample(laws.log_residual_MV, rows, RESIDUAL_DRAW),
     )
 
 
