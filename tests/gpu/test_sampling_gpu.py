@@ -147,16 +147,25 @@ def requests(num_requests: int, max_tokens: int = 24) -> list[RequestInput]:
     ]
 
 
+@pytest.mark.parametrize("verification", ["seeded", "rejection"])
 @pytest.mark.parametrize("num_requests", [1, 2, 4, 9])
-def test_captured_rounds_draw_the_eager_tokens(agreeing: World, num_requests: int) -> None:
+def test_captured_rounds_draw_the_eager_tokens(
+    agreeing: World, num_requests: int, verification: str
+) -> None:
     """Real graphs: sampled, filtered and greedy requests together, with a draft and without."""
-    settings: dict[str, Any] = {"proposer": "eagle3", "num_speculative_tokens": 3}
+    settings: dict[str, Any] = {
+        "proposer": "eagle3",
+        "num_speculative_tokens": 3,
+        "verification": verification,
+    }
     asked = requests(num_requests)[::-1]
     plain, _ = make_llm(agreeing, is_eager=True, graphs="off", proposer="none")
     eager, _ = make_llm(agreeing, is_eager=True, graphs="off", **settings)
     captured, _ = make_llm(agreeing, is_eager=True, graphs="auto", **settings)
     found, expected = captured.generate(asked), eager.generate(asked)
-    assert ids_of(found) == ids_of(expected) == ids_of(plain.generate(asked))
+    assert ids_of(found) == ids_of(expected)
+    if verification == "seeded":
+        assert ids_of(found) == ids_of(plain.generate(asked))
     assert [item.usage for item in found] == [item.usage for item in expected]
     stats = captured.engine.stats()
     assert stats.num_device_rounds > 0.5 * stats.num_steps
