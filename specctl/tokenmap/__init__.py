@@ -1,11 +1,11 @@
 """Token maps: which target ids a reduced draft vocabulary holds, from counted text.
 
-Imports neither torch nor numpy; `tokenizers` is imported when a tokenizer is loaded.
+Reading a map is light; `writing` writes one, and only `scan`, `encoding` and `columnar` import
+numpy and pyarrow, on demand. `tokenizers` is imported when a tokenizer is loaded, torch never.
 """
 
 from __future__ import annotations
 
 from specctl.tokenmap.files import read_token_map
-from specctl.tokenmap.writing import write_token_map
 
-__all__ = ["read_token_map", "write_token_map"]
+__all__ = ["read_token_map"]

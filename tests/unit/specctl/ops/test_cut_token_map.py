@@ -13,9 +13,10 @@ from specctl.cli import app
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.cut_token_map import CutOptions, cut_from_file, cut_token_map
 from specctl.ops.token_map_cost import CostOptions
-from specctl.tokenmap import read_token_map, write_token_map
+from specctl.tokenmap import read_token_map
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.counts import CountArtefact, CountTable, write_counts
+from specctl.tokenmap.writing import write_token_map
 from tests.tiny_corpus import write_target
 from tests.unit.specctl.ops.counts_samples import artefact
 

@@ -12,8 +12,8 @@ from specctl.cli import app
 from specctl.ops.inspect import inspect_with_map
 from specctl.ops.token_map_check import is_token_map, map_files
 from specctl.ops.validate import validate
-from specctl.tokenmap import write_token_map
 from specctl.tokenmap.pt_file import stream_pt_ints
+from specctl.tokenmap.writing import write_token_map
 
 TARGET = str(Path(__file__).parents[4] / "fixtures" / "checkpoints" / "hf-llama-padded")
 Captured = pytest.CaptureFixture[str]

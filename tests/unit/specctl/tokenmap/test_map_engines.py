@@ -14,9 +14,10 @@ import pytest
 
 from specctl.checkpoint import digest_file
 from specctl.contract.diagnostics import DiagnosticError
-from specctl.tokenmap import files, read_token_map, write_token_map
+from specctl.tokenmap import files, read_token_map
 from specctl.tokenmap.files import find_provenance, read_provenance
 from specctl.tokenmap.pt_file import stream_pt_ints
+from specctl.tokenmap.writing import write_token_map
 
 IDS = (0, 2, 3, 700, 1310)
 RANKED = (2, 1310, 0, 3, 700)

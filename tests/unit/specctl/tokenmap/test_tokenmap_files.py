@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from specctl.checkpoint import digest_file, write_safetensors
 from specctl.contract.diagnostics import DiagnosticError
-from specctl.tokenmap import files, read_token_map, write_token_map, writing
+from specctl.tokenmap import files, read_token_map, writing
+from specctl.tokenmap.writing import write_token_map
 
 IDS = (0, 2, 3, 70_000, 131_000)
 SIZE = 131_072
