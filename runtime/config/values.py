@@ -109,7 +109,7 @@ class RuntimeConfig:
         max_ngram: longest suffix that the ngram proposer looks up.
         batch_buckets: batch sizes that have their own round shape.
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
-        graphs: `auto` captures whole greedy rounds as CUDA graphs where device and proposer allow
+        graphs: `auto` captures whole rounds as CUDA graphs where device and proposer allow
             it, `off` runs every round kernel by kernel; the tokens are the same.
         length_mode: `static` gives every request `num_speculative_tokens` drafts; `compact` chooses
             a number for each from measured acceptance and costs, and packs the rows to verify;
