@@ -156,7 +156,7 @@ def make_rig(
             num_slots=config.max_num_requests,
             dynamic_rows=dynamic_row_settings(models, config),
         ),
-        script=script,
+        script=script if config.proposer == "oracle" else None,
         max_ngram=config.max_ngram,
     )
     recorder = Recorder(inner)
