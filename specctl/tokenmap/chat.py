@@ -76,7 +76,7 @@ def _turn(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise TypeError("a message is no object")
     names = {"from": "role", "value": "content", "human": "user", "gpt": "assistant"}
-    turn: dict[str, Any] = {names.get(key, key): value for key, value in message.items()}
+    turn: dict[str, Any] = {names.get(str(key), str(key)): value for key, value in message.items()}
     turn["role"] = names.get(str(turn.get("role")), str(turn.get("role")))
     return turn
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _UNITS_A_TEXT = 512
 _TEXTS_A_BATCH = 64
+_UNITS_A_SUM = 1 << 17
 _WIDE = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in LETTER_RANGES)
 _ONE_WORD = f"^ ?[A-Za-z{_WIDE}]+$"
 """A unit that every listed pattern takes whole and that NFC leaves as it is."""
@@ -121,19 +122,25 @@ def _weighted(
     flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, nums: np.ndarray, size: int
 ) -> np.ndarray:
     """Return how often each id occurs; unit i is `flat[starts[i]:][:lengths[i]]`, nums[i] times."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    at = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
-    ids, weights = flat[at], np.repeat(nums, lengths)
     counts = np.zeros(size, np.uint64)
-    # bincount adds doubles: high and low halves keep every sum exact.
+    for begin in range(0, len(starts), _UNITS_A_SUM):
+        part = slice(begin, begin + _UNITS_A_SUM)
+        first, many = starts[part], lengths[part]
+        ends = np.cumsum(many)
+        at = np.arange(int(ends[-1])) + np.repeat(first - (ends - many), many)
+        _add_weighted(counts, flat[at], np.repeat(nums[part], many))
+    return counts
+
+
+def _add_weighted(counts: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> None:
+    """Add `weights[i]` to `counts[ids[i]]`, exactly."""
+    # bincount adds doubles: the three parts of a weight keep every sum exact.
     for shift in (0, 24, 48):
         part = (weights >> np.uint64(shift)) & np.uint64(0xFFFFFF)
         if shift and not part.any():
             continue
-        summed = np.bincount(ids, weights=part.astype(np.float64), minlength=size)
+        summed = np.bincount(ids, weights=part.astype(np.float64), minlength=len(counts))
         counts += summed.astype(np.uint64) << np.uint64(shift)
-    return counts
 
 
 def _flat_ids(units: pa.Array, encoder: UnitEncoder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -155,7 +162,7 @@ def _flat_ids(units: pa.Array, encoder: UnitEncoder) -> tuple[np.ndarray, np.nda
             starts[at] = total + np.cumsum(words) - words
             parts.append(ids)
             total += len(ids)
-    return (np.concatenate(parts) if parts else np.empty(0, np.int64)), starts, lengths
+    return (np.concatenate(parts) if parts else np.empty(0, np.int32)), starts, lengths
 
 
 def _encoded(texts: pa.Array, tokenizer: Tokenizer) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -171,7 +178,7 @@ def _encoded(texts: pa.Array, tokenizer: Tokenizer) -> Iterator[tuple[int, np.nd
         ]
         first = begin
         for encoding in encode(joined, add_special_tokens=False):
-            ids = np.array(encoding.ids, np.int64)
+            ids = np.array(encoding.ids, np.int32)
             ends = np.flatnonzero(ids == separator)
             yield first, np.diff(ends, prepend=-1) - 1, np.delete(ids, ends)
             first += len(ends)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import os
+import re
 import threading
 import time
 from array import array
@@ -85,12 +86,10 @@ class _Held:
 class TaskRun:
     """One task while it is read."""
 
-    def __init__(self, job: Job, tokenizer: LoadedTokenizer) -> None:
+    def __init__(self, job: Job) -> None:
         """Begin with nothing read."""
         self._job = job
-        self._tokenizer = tokenizer
-        marks = () if job.plan is None else job.plan.whole_if
-        self._marks = tuple(mark.encode("utf-8") for mark in marks)
+        self._marks = _mark_patterns(() if job.plan is None else job.plan.whole_if)
         self._groups: dict[Group, _Held] = collections.defaultdict(_Held)
         self._held_bytes = 0
         self._digest_sum = 0
@@ -142,7 +141,7 @@ class TaskRun:
     def _add(self, held: _Held, piece: Piece) -> None:
         held.num_text_bytes += len(piece.data)
         plan = self._job.plan
-        if plan is None or any(mark in piece.data for mark in self._marks):
+        if plan is None or any(mark.search(piece.data) for mark in self._marks):
             held.whole.append(piece.data.decode("utf-8"))
             held.whole_bytes += len(piece.data)
             if held.whole_bytes > _WHOLE_BYTES:
@@ -173,7 +172,9 @@ class TaskRun:
         held.documents, held.held_bytes = [], 0
 
     def _encode(self, held: _Held) -> None:
-        handle = self._tokenizer.handle
+        if not held.whole:
+            return
+        handle = _tokenizer(self._job.tokenizer).handle
         encode = getattr(handle, "encode_batch_fast", handle.encode_batch)
         for encoding in encode(held.whole, add_special_tokens=False):
             held.ids.update(encoding.ids)
@@ -208,6 +209,18 @@ class TaskRun:
         write_part(path, summary, groups)
 
 
+def _mark_patterns(marks: tuple[str, ...]) -> tuple[re.Pattern[bytes], ...]:
+    """Return one pattern for the marks of each first byte, which is what a search skips to."""
+    by_first: dict[bytes, list[bytes]] = collections.defaultdict(list)
+    for mark in marks:
+        data = mark.encode("utf-8")
+        by_first[data[:1]].append(re.escape(data[1:]))
+    return tuple(
+        re.compile(re.escape(first) + b"(?:" + b"|".join(sorted(rests)) + b")")
+        for first, rests in sorted(by_first.items())
+    )
+
+
 def _columns(tables: list[pa.Table]) -> tuple[bytes, bytes, bytes]:
     if not tables:
         return b"", b"", b""
@@ -224,7 +237,7 @@ def _tokenizer(path: Path) -> LoadedTokenizer:
 
 def run_task(job: Job, task: Task) -> int:
     """Count one task and write its part; returns the task's number."""
-    run = TaskRun(job, _tokenizer(job.tokenizer))
+    run = TaskRun(job)
     run.read(task)
     run.write(part_path(job.directory, task.number), task.num_bytes)
     return task.number
