@@ -351,6 +351,7 @@ def segment_constants(
     """
     group = num_heads // num_kv_heads
     packed = _MOST_PACKED if head_dim <= 64 else _MOST_PACKED // 2  # registers hold no more
+    packed = packed if element_bytes == 2 else _MOST_PACKED // 4
     part_rows = min(width, max(1, packed // group))
     return {
         "KV_HEADS": num_kv_heads,

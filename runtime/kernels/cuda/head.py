@@ -51,11 +51,12 @@ def head_tile_kernel(
     column_start = tile * BLOCK_N
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        columns = column_start + tl.arange(0, BLOCK_N)
-        w_rows = w_ptr + tl.minimum(columns, num_columns - 1).to(tl.int64)[None, :] * stride_wn
-        for k in range(0, PREFETCH, BLOCK_K):
-            lines = k + tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
-            prefetch_lines(w_rows + lines[:, None])
+        if PREFETCH > 0:
+            columns = column_start + tl.arange(0, BLOCK_N)
+            w_rows = w_ptr + tl.minimum(columns, num_columns - 1).to(tl.int64)[None, :] * stride_wn
+            for k in range(0, PREFETCH, BLOCK_K):
+                lines = k + tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
+                prefetch_lines(w_rows + lines[:, None])
         tl.extra.cuda.gdc_wait()
     acc = gemm_tile(
         x_ptr, w_ptr, stride_xm, stride_wn, row_start, column_start, 0, num_features,
