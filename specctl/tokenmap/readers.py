@@ -27,9 +27,6 @@ PIECE_BYTES = 4 << 20
 MAX_PIECE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# The same place as `cuts.PIECE_CUT`, in ASCII only.
-_CUT = re.compile(rb"[A-Za-z]{2}(?= [A-Za-z])")
-_ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,12 +134,13 @@ def _from_text(stream: IO[bytes], file: SourceFile, reading: Reading) -> Iterato
         yield Defect(kind="a binary file", where=file.path)
         return
     language = language_of(file.kind, buffer)
-    is_first = True
+    is_first, searched = True, 0
     while True:
         block = stream.read(PIECE_BYTES)
         place = len(buffer)
         if block:
-            place = _last_cut(buffer) if reading.can_cut else 0
+            place = _last_cut(buffer, searched) if reading.can_cut else 0
+            searched = 0 if place else len(buffer) - 1
         if not place and len(buffer) > MAX_PIECE_BYTES:
             yield Defect(kind="text without a place where it may be cut", where=file.path)
             return
@@ -161,14 +159,14 @@ def _from_text(stream: IO[bytes], file: SourceFile, reading: Reading) -> Iterato
         buffer = buffer[place:] + block
 
 
-def _last_cut(buffer: bytes) -> int:
-    """Return the last place where a document may be cut, 0: none."""
-    for start in (max(len(buffer) - (1 << 16), 0), 0):
-        place = 0
-        for match in _CUT.finditer(buffer, start):
-            place = match.end()
-        if place:
-            return place
+def _last_cut(buffer: bytes, start: int) -> int:
+    """Return the last place at or after `start` where a document may be cut, 0: none."""
+    end = len(buffer) - 1
+    while (at := buffer.rfind(b" ", max(start, 2), end)) >= 0:
+        # bytes.isalpha knows ASCII letters only.
+        if buffer[at - 2 : at].isalpha() and buffer[at + 1 : at + 2].isalpha():
+            return at
+        end = at
     return 0
 
 

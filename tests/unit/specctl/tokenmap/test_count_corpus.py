@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.tokenmap import count_corpus as counting
-from specctl.tokenmap import readers
+from specctl.tokenmap import cuts, readers
 from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions, CountResult, count_corpus
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.counts import SIDES, read_counts, summed
@@ -216,6 +218,13 @@ def test_a_long_document_is_read_in_pieces(
     assert sum(side.num_documents for side in sides) > 1  # its paragraphs
     monkeypatch.setattr(counting, "_balanced", lambda totals, *_: totals)
     assert all_ids(run(tmp_path / "long.txt", tokenizer), tokenizer) == collections.Counter(ids)
+
+
+@given(text=st.text("ab \n1.", max_size=20), start=st.integers(0, 20))
+@settings(max_examples=200, deadline=None)
+def test_the_last_cut_is_one_of_the_rules(text: str, start: int) -> None:
+    places = [place for place in cuts.cut_places(text, cuts.PIECE_CUT) if place >= start]
+    assert readers._last_cut(text.encode(), start) == max(places, default=0)
 
 
 @needs_arrow
