@@ -179,16 +179,19 @@ def _counted(units: pa.Array, num_separators: int) -> pa.Table:
 
 def to_bytes(table: pa.Table) -> tuple[bytes, bytes, bytes]:
     """Return a table as bytes of its units, their offsets (int32) and counts (int64)."""
-    table = table.sort_by("unit").combine_chunks()
+    if not len(table):
+        return b"", b"", b""
+    table = table.combine_chunks()
     units = table["unit"].combine_chunks()
-    lengths = np.asarray(pc.binary_length(units))
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype("<i4")
-    joined = b"".join(units.to_pylist())
-    return joined, ends.tobytes(), np.asarray(table["num"]).astype("<i8").tobytes()
+    _, ends, data = units.buffers()
+    offsets = np.frombuffer(ends, "<i4")[units.offset : units.offset + len(units) + 1]
+    joined = memoryview(data)[offsets[0] : offsets[-1]].tobytes()
+    nums = np.asarray(table["num"]).astype("<i8").tobytes()
+    return joined, (offsets - offsets[0]).tobytes(), nums
 
 
 def from_bytes(units: bytes, ends: bytes, nums: bytes) -> pa.Table:
-    """Return the table that `to_bytes` was given, sorted by unit."""
+    """Return the table that `to_bytes` was given."""
     if not ends:
         return empty_table()
     column = pa.Array.from_buffers(
