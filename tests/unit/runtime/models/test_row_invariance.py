@@ -83,7 +83,6 @@ def test_layer_of_real_size_is_row_invariant(dtype: torch.dtype) -> None:
 
 def test_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a K split that follows M the same comparison finds differing rows."""
-    for module in ("attention", "mlp"):
-        name = f"runtime.models.layers.{module}.residual_linear"
-        monkeypatch.setattr(name, row_dependent_residual_linear)
+    name = "runtime.models.layers.ranked.residual_linear"
+    monkeypatch.setattr(name, row_dependent_residual_linear)
     assert layer_mismatches(torch.float32, CPU, row_counts=LAYER_ROWS) != []
