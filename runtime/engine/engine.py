@@ -18,13 +18,15 @@ from runtime.config import RuntimeConfig
 from runtime.engine.admission import admit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.commit import Kept, keep_tokens, take_text
+from runtime.engine.forwards import Forwards, LocalForwards
 from runtime.engine.pipeline import DeviceRounds, LaneResult, Pipeline
 from runtime.engine.prepare import observation_of
 from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
-from runtime.engine.round import Round, run_round
+from runtime.engine.round import Round, StartedRound
 from runtime.engine.scheduler import Plan, Scheduler
 from runtime.engine.slot_params import round_kind
 from runtime.engine.stats import EngineStats, Tally
+from runtime.engine.under_way import Blamed, RoundsUnderWay
 from runtime.graphs.capture import GraphReport
 from runtime.graphs.key import round_key
 from runtime.kv import KVLayer
@@ -49,6 +51,7 @@ class Engine:
         rounds: DeviceRounds | None = None,
         lengths: DraftLengths | None = None,
         forced: ForcedLengths | None = None,
+        forwards: Forwards | None = None,
     ) -> None:
         """Start without requests.
 
@@ -61,12 +64,20 @@ class Engine:
             rounds: runs plain greedy rounds without host reads; None runs every round eagerly.
             lengths: chooses draft counts; None gives every request what it wants.
             forced: decides what rounds accept, here and in `rounds`; None: the target does.
+            forwards: runs the target's forwards when it is spread over stages, `target` being the
+                last one; None runs them here.
         """
         self._lengths = lengths or StaticLengths()
-        self._forced = forced
         self.config = config
-        self._target = target
-        self._target_kv = tuple(target_kv)
+        self._rounds = RoundsUnderWay(
+            forwards=LocalForwards(target) if forwards is None else forwards,
+            target=target,
+            target_kv=target_kv,
+            proposer=proposer,
+            kv_block_size=config.kv_block_size,
+            forced=forced,
+        )
+        self._leaving: set[str] = set()  # aborted while their rows are under way
         self._proposer = proposer
         self._tokenizer = tokenizer
         self._blocks = BlockManager(
@@ -129,11 +140,17 @@ class Engine:
         return Admission(request_id=request.request_id, seed=admitted.params.seed)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request; no delta follows. False when it is not in flight."""
+        """Drop a request; no delta follows. False when it is not in flight.
+
+        One whose rows are under way holds its blocks until they are through.
+        """
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request_id in self._leaving:
             return False
-        self._drop(request, "abort")
+        if request.placement is not None and request.placement.is_under_way:
+            self._leaving.add(request_id)
+        else:
+            self._drop(request, "abort")
         return True
 
     @torch.inference_mode()
@@ -143,10 +160,20 @@ class Engine:
             results = self._pipeline.next_results()
             if results is not None:
                 return tuple(self._commit_results(results))
-        plan = self._scheduler.schedule()
-        assert plan.requests or not self._requests, "no request in flight can be scheduled"
-        round_, failed = self._run(plan)
-        return failed if round_ is None else (*failed, *self._commit(round_, plan))
+        failed: list[RequestDelta] = []
+        for _ in range(self._rounds.num_missing):
+            plan = self._scheduler.schedule(num_parts=self._rounds.num_parts)
+            if not plan.requests:
+                break
+            failed += self._fail_all(self._rounds.start(plan))
+        has_progress = bool(self._rounds) or bool(failed)
+        assert has_progress or not self._requests, "no request in flight can be scheduled"
+        while self._rounds:
+            started, done, blamed = self._rounds.finish()
+            failed += self._fail_all(blamed)
+            if done is not None:
+                return (*failed, *self._commit(done, started))
+        return tuple(failed)
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the counters."""
@@ -180,41 +207,31 @@ class Engine:
         assert len(queued) == len(known), "a request is queued twice or not at all"
         assert set(queued) == known, "the queues hold other requests than the engine"
 
-    def _run(self, plan: Plan) -> tuple[Round | None, tuple[RequestDelta, ...]]:
-        """Run the plan, ending requests that a fault names; None when nothing is left to run."""
-        failed: list[RequestDelta] = []
-        while plan.requests:
-            try:
-                finished_round = run_round(
-                    plan,
-                    target=self._target,
-                    proposer=self._proposer,
-                    target_kv=self._target_kv,
-                    kv_block_size=self.config.kv_block_size,
-                    forced=self._forced,
-                )
-            except DiagnosticError as error:
-                blamed = _blamed(error, plan.requests)
-                if not blamed:
-                    raise
-                plan = plan.without(tuple(request for request, _ in blamed))
-                failed += [self._fail(request, problem) for request, problem in blamed]
-            else:
-                return finished_round, tuple(failed)
-        return None, tuple(failed)
-
-    def _commit(self, done: Round, plan: Plan) -> list[RequestDelta]:
+    def _commit(self, done: Round, started: StartedRound) -> list[RequestDelta]:
         """Take a round's tokens in, tell the proposer, name full blocks, end what is done."""
         packed = done.packed
-        self._count(done, plan)
+        self._count(done, started.plan)
         kept = [
             keep_tokens(request, committed)
             for request, committed in zip(packed.yielding, done.result.committed, strict=True)
         ]
         self._proposer.observe(observation_of(packed, done.aux_hidden_NA, done.final_hidden_ND))
         for span in packed.spans:
+            span.request.placed.num_final_rows = span.num_final_rows
             self._settle_blocks(span.request, span.start + span.num_final_rows)
-        return self._deliver(packed.yielding, kept, done.result.logprobs)
+        deltas = self._deliver(packed.yielding, kept, done.result.logprobs)
+        return self._without_leaving(started.plan.requests, deltas) if self._leaving else deltas
+
+    def _without_leaving(
+        self, requests: Sequence[Request], deltas: Sequence[RequestDelta]
+    ) -> list[RequestDelta]:
+        """Drop the requests that were aborted while under way, and what their rounds yielded."""
+        gone = self._leaving & {request.request_id for request in requests}
+        self._leaving -= gone
+        for request in requests:
+            if request.request_id in gone and request.request_id in self._requests:
+                self._drop(request, "abort")
+        return [delta for delta in deltas if delta.request_id not in gone]
 
     def _commit_results(self, results: Sequence[LaneResult]) -> list[RequestDelta]:
         """Take in what a round on the device yielded; the draft has observed it already."""
@@ -329,7 +346,11 @@ class Engine:
             placed.table, request.ids_target, num_computed_tokens=num_computed_tokens
         )
 
+    def _fail_all(self, blamed: Sequence[Blamed]) -> list[RequestDelta]:
+        return [self._fail(item.request, item.problem) for item in blamed]
+
     def _fail(self, request: Request, problem: Diagnostic) -> RequestDelta:
+        self._leaving.discard(request.request_id)
         self._drop(request, "error")
         return RequestDelta(
             request_id=request.request_id,
@@ -344,17 +365,3 @@ class Engine:
         self._scheduler.remove(request)
         del self._requests[request.request_id]
         self._tally.finished[reason] += 1
-
-
-def _blamed(
-    error: DiagnosticError, requests: Sequence[Request]
-) -> list[tuple[Request, Diagnostic]]:
-    """Return the requests that an error names, each with its first problem."""
-    problems: dict[str, Diagnostic] = {}
-    for problem in error.diagnostics:
-        problems.setdefault(problem.where, problem)
-    return [
-        (request, problems[place])
-        for request in requests
-        if (place := f"request={request.request_id}") in problems
-    ]

@@ -114,12 +114,17 @@ class Placement:
         table: its KV blocks.
         num_computed_tokens: leading positions whose KV is final.
         num_prefill_tokens: tokens known at admission; all of them are computed as prefill.
+        is_under_way: a forward with its rows was sent off and not waited for.
+        num_final_rows: rows of its last forward that became final, 0 while that is not known; -1
+            before the first.
     """
 
     slot: int
     table: BlockTable
     num_computed_tokens: int
     num_prefill_tokens: int
+    is_under_way: bool = False
+    num_final_rows: int = -1
 
     @property
     def is_decoding(self) -> bool:

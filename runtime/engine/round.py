@@ -1,4 +1,7 @@
-"""One round: propose, one target forward over verify and prefill rows, verify."""
+"""One round in two halves: propose and send the rows of a target forward off; wait and verify.
+
+Between the halves other rounds over other requests may be under way.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runtime.engine.prepare import PackedRound, no_drafts, pack_round
+from runtime.engine.forwards import Forwards
+from runtime.engine.prepare import PackedRound, RowSpan, no_drafts, pack_round
+from runtime.engine.request import Placement
 from runtime.engine.scheduler import Plan
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
+from runtime.parallel.messages import SlotNews
 from runtime.spec.forced import ForcedLengths
 from runtime.spec.types import Proposer, RoundResult
 from runtime.spec.verify import verify
@@ -33,35 +39,85 @@ class Round:
     final_hidden_ND: torch.Tensor | None
 
 
-def run_round(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedRound:
+    """A round whose forward is under way.
+
+    Args:
+        plan: its work.
+        packed: its rows.
+        placements: what each request of the plan held; another one now means that it left.
+    """
+
+    plan: Plan
+    packed: PackedRound
+    placements: tuple[Placement, ...]
+
+
+def start_round(
     plan: Plan,
     *,
-    target: TargetModel,
+    forwards: Forwards,
     proposer: Proposer,
     target_kv: Sequence[KVLayer],
     kv_block_size: int,
-    forced: ForcedLengths | None = None,
-) -> Round:
-    """Run the work of a plan; no request changes.
+    device: torch.device,
+) -> StartedRound:
+    """Draft for the work of a plan and send its rows off; no request changes.
 
-    `forced` decides in the target's place how many drafts are committed (benchmarks only).
-
-    Sync: one, in verify (two when a request has penalties).
+    Sync: none.
     """
     views = tuple(work.request.view(work.num_drafts) for work in plan.decodes)
     if any(view.num_drafts for view in views):
         proposal = proposer.propose(views)
     else:
-        proposal = no_drafts(len(views), target.device)
+        proposal = no_drafts(len(views), device)
     packed = pack_round(plan, proposal, kv_block_size=kv_block_size)
-    output = target.forward(packed.batch, target_kv, proposer.aux_layer_ids)
+    placements = tuple(request.placed for request in plan.requests)
+    forwards.submit(
+        packed.batch, target_kv, proposer.aux_layer_ids, [_news(span) for span in packed.spans]
+    )
+    for placed in placements:
+        placed.is_under_way = True
+        placed.num_final_rows = 0
+    return StartedRound(plan=plan, packed=packed, placements=placements)
+
+
+def finish_round(
+    started: StartedRound,
+    *,
+    forwards: Forwards,
+    target: TargetModel,
+    proposer: Proposer,
+    forced: ForcedLengths | None = None,
+) -> Round:
+    """Wait for a round's forward and decide about its drafts; no request changes.
+
+    `forced` decides in the target's place how many drafts are committed (benchmarks only).
+
+    Sync: one, in verify (two when a request has penalties).
+    """
+    for placed in started.placements:
+        placed.is_under_way = False
+    packed = started.packed
+    output = forwards.collect()
     decide = verify if forced is None else forced.verify
     result = decide(target, output.hidden_ND, packed.rows, packed.proposal)
     return Round(
         packed=packed,
-        result=_capped(result, [work.max_accepted for work in plan.decodes]),
+        result=_capped(result, [work.max_accepted for work in started.plan.decodes]),
         aux_hidden_NA=output.aux_hidden_NA,
         final_hidden_ND=output.hidden_ND if proposer.needs_final_hidden else None,
+    )
+
+
+def _news(span: RowSpan) -> SlotNews:
+    placed = span.request.placed
+    return SlotNews(
+        slot=placed.slot,
+        start=span.start,
+        num_rows=span.num_rows,
+        num_final_rows=placed.num_final_rows,
     )
 
 

@@ -139,12 +139,19 @@ class Scheduler:
         else:
             self._leave(request)
 
-    def schedule(self) -> Plan:
-        """Choose the work of the next step; admits and preempts."""
-        decodes, budget = self._plan_decodes(self._config.max_num_batched_tokens)
+    def schedule(self, *, num_parts: int = 1) -> Plan:
+        """Choose the work of the next step; admits and preempts.
+
+        Args:
+            num_parts: forwards that are to be under way at once: decoding requests are spread over
+                so many plans. Requests whose rows are under way are left alone.
+        """
+        decodes, budget = self._plan_decodes(self._config.max_num_batched_tokens, num_parts)
         prefills = []
         admitted = []
         for request in self._running:
+            if request.placed.is_under_way:
+                continue
             if budget and request.placed.num_tokens_to_prefill:
                 prefills.append(self._chunk(request, budget))
                 budget -= prefills[-1].num_rows
@@ -156,9 +163,11 @@ class Scheduler:
             budget -= prefills[-1].num_rows
         return Plan(decodes=tuple(decodes), prefills=tuple(prefills), admitted=tuple(admitted))
 
-    def _plan_decodes(self, budget: int) -> tuple[list[DecodeWork], int]:
+    def _plan_decodes(self, budget: int, num_parts: int) -> tuple[list[DecodeWork], int]:
         decodes = []
-        pending = [request for request in self._running if request.placed.is_decoding]
+        decoding = [request for request in self._running if request.placed.is_decoding]
+        share = -(-len(decoding) // num_parts)
+        pending = [request for request in decoding if not request.placed.is_under_way][:share]
         limits = [self.wanted_drafts(request) for request in pending]
         chosen = self.choose_drafts(pending, limits).num_drafts
         wanted = limits if self._config.length_mode == "cap-accept" else chosen
@@ -205,7 +214,7 @@ class Scheduler:
                 num_drafts = fitting
                 continue
             num_drafts = 0
-            victim = self._running[-1]
+            victim = next(item for item in reversed(self._running) if not item.placed.is_under_way)
             self._preempt(victim)
             if victim is request:
                 return None

@@ -79,9 +79,6 @@ class StageWorker:
         message = decode(numbers.cpu(), device=self._model.device)
         if message.kind == Kind.STOP:
             return False
-        if message.kind == Kind.FLUSH:
-            self._lengths.clear()
-            return True
         assert message.batch is not None, "a message that runs has rows"
         self._lengths.apply(message.news)
         states = self._receive(message.aux_layer_ids)
@@ -116,7 +113,10 @@ class _Forward:
 
 
 class PipelinedTarget:
-    """What the last stage takes for the target; its KV and layers are those of its own stage."""
+    """Forwards through all stages, as the last one sees them; see `Forwards`.
+
+    A forward for every stage keeps all of them at work.
+    """
 
     def __init__(
         self, last: TargetModel, *, controls: Sequence[Channel], upstream: Channel
@@ -129,7 +129,7 @@ class PipelinedTarget:
             upstream: states of the stage just before.
         """
         self.last = last
-        self.num_stages = len(controls) + 1
+        self.depth = len(controls) + 1
         self._controls = tuple(controls)
         self._upstream = upstream
         self._round_number = 0
@@ -172,10 +172,6 @@ class PipelinedTarget:
         states = states_of(self._upstream.receive(), forward.aux_layer_ids, self.last.first_layer)
         states = self.last.run_stage(forward.batch, forward.kv, forward.aux_layer_ids, states)
         return self.last.finish(states, forward.aux_layer_ids)
-
-    def flush(self) -> None:
-        """Tell every stage to forget its requests."""
-        self._tell(StageInput(kind=Kind.FLUSH, round_number=self._round_number))
 
     def stop(self) -> None:
         """Tell every stage to end."""

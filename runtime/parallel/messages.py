@@ -27,8 +27,7 @@ class Kind(enum.IntEnum):
     """What a stage is to do."""
 
     RUN = 1
-    FLUSH = 2
-    STOP = 3
+    STOP = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,10 +156,6 @@ class SlotLengths:
     def ends(self) -> dict[int, int]:
         """Return slot -> one past the last position that was computed for it."""
         return {slot: start + rows for slot, (start, rows) in self._spans.items()}
-
-    def clear(self) -> None:
-        """Forget every request."""
-        self._spans.clear()
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

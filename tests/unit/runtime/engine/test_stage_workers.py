@@ -144,14 +144,3 @@ def test_a_stage_that_is_told_of_another_length_refuses(manifest: Manifest) -> N
         pipeline.target.submit(rows(0, 9, 5), pipeline.kv, (), [news(0, 9, 5, 8)])
         pipeline.target.stop()
     assert [error.diagnostics[0].code for error in pipeline.errors] == ["SD854"]
-
-
-def test_a_flush_forgets_lengths(manifest: Manifest) -> None:
-    with line(manifest, 2) as pipeline, torch.inference_mode():
-        pipeline.target.submit(rows(0, 0, 9), pipeline.kv, (), [news(0, 0, 9, -1)])
-        pipeline.target.collect()
-        pipeline.target.flush()
-        pipeline.target.submit(rows(1, 0, 4), pipeline.kv, (), [news(1, 0, 4, -1)])
-        pipeline.target.collect()
-        assert pipeline.workers[0].ends == {1: 4}
-    assert not pipeline.errors

@@ -1,0 +1,138 @@
+"""Rounds whose forwards were sent off, and who is to blame when one of them fails.
+
+A `DiagnosticError` whose place is `request=<id>` takes that request out of its round; the round
+runs again without it, behind what is under way. Any other fault is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.engine.forwards import Forwards
+from runtime.engine.request import Request
+from runtime.engine.round import Round, StartedRound, finish_round, start_round
+from runtime.engine.scheduler import Plan
+from runtime.kv import KVLayer
+from runtime.models import TargetModel
+from runtime.spec.forced import ForcedLengths
+from runtime.spec.types import Proposer
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blamed:
+    """A request that a fault names."""
+
+    request: Request
+    problem: Diagnostic
+
+
+class RoundsUnderWay:
+    """Starts rounds and finishes them in order."""
+
+    def __init__(
+        self,
+        *,
+        forwards: Forwards,
+        target: TargetModel,
+        target_kv: Sequence[KVLayer],
+        proposer: Proposer,
+        kv_block_size: int,
+        forced: ForcedLengths | None,
+    ) -> None:
+        """Have nothing under way.
+
+        Args:
+            forwards: runs the target's forwards.
+            target: the stage that commits.
+            target_kv: its cache layers.
+            proposer: who drafts.
+            kv_block_size: tokens of a KV block.
+            forced: decides what rounds accept; None: the target does.
+        """
+        self._forwards = forwards
+        self._target = target
+        self._target_kv = tuple(target_kv)
+        self._proposer = proposer
+        self._kv_block_size = kv_block_size
+        self._forced = forced
+        self._started: deque[StartedRound] = deque()
+
+    def __len__(self) -> int:
+        """Return how many rounds are under way."""
+        return len(self._started)
+
+    @property
+    def num_missing(self) -> int:
+        """Rounds that would keep further stages at work."""
+        return max(0, self._forwards.depth - len(self._started))
+
+    @property
+    def num_parts(self) -> int:
+        """Rounds over which decoding requests are spread."""
+        return self._forwards.depth
+
+    def start(self, plan: Plan) -> list[Blamed]:
+        """Start a round of a plan, without the requests that its drafts fail for."""
+        blamed: list[Blamed] = []
+        while plan.requests:
+            try:
+                started = start_round(
+                    plan,
+                    forwards=self._forwards,
+                    proposer=self._proposer,
+                    target_kv=self._target_kv,
+                    kv_block_size=self._kv_block_size,
+                    device=self._target.device,
+                )
+            except DiagnosticError as error:
+                found = _blamed(error, plan.requests)
+                plan = plan.without(tuple(item.request for item in found))
+                blamed += found
+            else:
+                self._started.append(started)
+                break
+        return blamed
+
+    def finish(self) -> tuple[StartedRound, Round | None, list[Blamed]]:
+        """Wait for the oldest round.
+
+        Returns:
+            The round, what it yielded, and whom a fault names; after a fault there is no yield, and
+            what is left of the round was started again.
+        """
+        started = self._started.popleft()
+        try:
+            done = finish_round(
+                started,
+                forwards=self._forwards,
+                target=self._target,
+                proposer=self._proposer,
+                forced=self._forced,
+            )
+        except DiagnosticError as error:
+            blamed = _blamed(error, started.plan.requests)
+            rest = started.plan.without(tuple(item.request for item in blamed))
+            return started, None, [*blamed, *self.start(rest)]
+        return started, done, []
+
+
+def _blamed(error: DiagnosticError, requests: Sequence[Request]) -> list[Blamed]:
+    """Return the requests that an error names, each with its first problem.
+
+    Raises:
+        DiagnosticError: `error` itself, when it names none of them.
+    """
+    problems: dict[str, Diagnostic] = {}
+    for problem in error.diagnostics:
+        problems.setdefault(problem.where, problem)
+    found = [
+        Blamed(request=request, problem=problems[place])
+        for request in requests
+        if (place := f"request={request.request_id}") in problems
+    ]
+    if not found:
+        raise error
+    return found
