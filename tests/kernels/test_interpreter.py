@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("interpreted", "interpreted_fused", "interpreted_attention", "interpreted_round", "interpreted_sample")
+FILES = (
+    "interpreted",
+    "interpreted_fused",
+    "interpreted_attention",
+    "interpreted_round",
+    "interpreted_sample",
+)
 
 
 def test_kernels_under_the_interpreter() -> None:
