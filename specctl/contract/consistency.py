@@ -52,27 +52,34 @@ def check_manifest(manifest: Manifest, *, name: str = "manifest") -> tuple[Diagn
 
 
 def fact_paths(manifest: Manifest) -> tuple[str, ...]:
-    """Return the dotted path of every fact that needs an origin, in schema order."""
-    return tuple(
-        path
-        for section in manifest.__struct_fields__
-        if section not in _WITHOUT_ORIGIN
-        for path in _leaves(getattr(manifest, section), section)
-    )
+    """Return the dotted path of every fact that may have an origin, in schema order."""
+    return tuple(path for path, _ in _facts(manifest))
 
 
-def _leaves(value: object, path: str) -> Iterator[str]:
+def _facts(manifest: Manifest) -> Iterator[tuple[str, bool]]:
+    """Yield (path, whether it needs an origin) of every fact, in schema order."""
+    for section in manifest.__struct_fields__:
+        if section not in _WITHOUT_ORIGIN:
+            yield from _leaves(getattr(manifest, section), section)
+
+
+def _leaves(value: object, path: str, *, may_be_absent: bool = False) -> Iterator[tuple[str, bool]]:
+    """Walk a value; a fact that a file need not hold, and that is null, needs no origin.
+
+    Such keys came after manifests without them were written.
+    """
     if isinstance(value, msgspec.Struct) and not isinstance(value, TensorRef):
-        for field in value.__struct_fields__:
-            yield from _leaves(getattr(value, field), f"{path}.{field}")
+        for field in msgspec.structs.fields(value):
+            is_added = field.default is None
+            inner = getattr(value, field.name)
+            yield from _leaves(inner, f"{path}.{field.name}", may_be_absent=is_added)
     else:
-        yield path
+        yield path, not (may_be_absent and value is None)
 
 
 def _check_origins(manifest: Manifest, name: str) -> Iterator[Diagnostic]:
-    facts = fact_paths(manifest)
-    for path in facts:
-        if find_origin(manifest.origins, path) is None:
+    for path, needs_origin in _facts(manifest):
+        if needs_origin and find_origin(manifest.origins, path) is None:
             yield diagnose(
                 "SD708",
                 where=f"{name}#/{path.replace('.', '/')}",

@@ -219,8 +219,8 @@ CODES: tuple[Code, ...] = (
             "Damaged weights, or a number format whose range the model leaves, are the causes seen."
         ),
         fix=(
-            "Look for NaN in the weights with `specctl validate --deep`; run in bfloat16 or float32 "
-            "if the model was trained so"
+            "Look for NaN in the weights with `specctl validate --deep`; run in bfloat16 or "
+            "float32 if the model was trained so"
         ),
     ),
     Code(

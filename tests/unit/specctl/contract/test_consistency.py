@@ -92,6 +92,16 @@ def test_every_fact_needs_an_origin(manifest: Manifest) -> None:
     assert len(found) == len(manifest.geometry.__struct_fields__)
 
 
+def test_a_key_that_came_later_needs_no_origin_while_it_is_null(manifest: Manifest) -> None:
+    """Manifests written before it have origins of single facts, and none for it."""
+    origins = {key: value for key, value in manifest.origins.items() if key != "graphs"}
+    origins["graphs.batch_buckets"] = Origin(kind="given", where="--batch-buckets")
+    assert check_manifest(replace(manifest, origins=origins)) == ()
+    graphs = replace(manifest.graphs, cost_table="costs.json")
+    (found,) = check_manifest(replace(manifest, origins=origins, graphs=graphs))
+    assert (found.code, found.where) == ("SD708", "manifest#/graphs/cost_table")
+
+
 def test_origins_that_name_nothing(manifest: Manifest) -> None:
     extra = {**manifest.origins, "geometri": Origin(kind="read", where="x")}
     (found,) = check_manifest(replace(manifest, origins=extra))
