@@ -37,13 +37,12 @@ def make(name: str) -> Transport:
 
 def pool() -> tuple[KVLayer, ...]:
     """Return two layers, 64 MiB together."""
-    layers = tuple(
+    return tuple(
         KVLayer(
             k=torch.ones(SHAPE, dtype=torch.bfloat16), v=torch.ones(SHAPE, dtype=torch.bfloat16)
         )
         for _ in range(2)
     )
-    return layers
 
 
 def serve(name: str, pipe: Connection) -> None:

@@ -168,8 +168,7 @@ def _safetensors_reader(file: Any, key: str) -> Callable[[Shard | None], torch.T
             return value
         index = slice(shard.start, shard.stop)
         view = file.get_slice(key)
-        value = view[index] if shard.dim == 0 else view[:, index]
-        return value
+        return view[index] if shard.dim == 0 else view[:, index]
 
     return read
 
