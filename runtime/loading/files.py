@@ -168,7 +168,8 @@ def _safetensors_reader(file: Any, key: str) -> Callable[[Shard | None], torch.T
             return value
         index = slice(shard.start, shard.stop)
         view = file.get_slice(key)
-        return view[index] if shard.dim == 0 else view[:, index]
+        part: torch.Tensor = view[index] if shard.dim == 0 else view[:, index]
+        return part
 
     return read
 
