@@ -110,7 +110,11 @@ class Released(msgspec.Struct, frozen=True, kw_only=True, tag="released"):
     request_id: str
 
 
-Frame: TypeAlias = Greeting | Offer | Prefill | Prefilled | Failed | Abort | Released
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """Nothing new: the sender is alive."""
+
+
+Frame: TypeAlias = Greeting | Offer | Prefill | Prefilled | Failed | Abort | Released | Beat
 
 
 def pack_tensor(name: str, value: torch.Tensor) -> TensorBytes:
@@ -172,6 +176,10 @@ class Connection:
             return self._decoder.decode(self._read(length))
         except msgspec.MsgspecError as error:
             raise DiagnosticError(unreachable(self.name, f"no frame: {error}")) from error
+
+    def limit(self, timeout_s: float) -> None:
+        """Let no read wait, and no frame take to be sent, for longer than this from now on."""
+        self._peer.settimeout(timeout_s)
 
     def close(self) -> None:
         """End the connection; a reader that waits gets SD861."""

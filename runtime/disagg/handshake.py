@@ -16,6 +16,7 @@ from specctl.contract.manifest import Manifest
 PROTOCOL_VERSION = 1
 
 Role = Literal["prefill", "decode"]
+_UNSTATED = "not stated"
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,31 +93,38 @@ def compare(ours: Hello, theirs: Hello) -> None:
     """Refuse a peer that would compute other bits.
 
     Raises:
-        DiagnosticError: SD860, naming the first thing that differs, with both values.
+        DiagnosticError: SD860, naming the first thing that differs, with both values, and all that
+            either side said in its notes.
     """
-    if ours.protocol != theirs.protocol:
-        raise DiagnosticError(_differs("protocol", ours.protocol, theirs))
     if ours.role == theirs.role:
-        raise DiagnosticError(_differs("role", ours.role, theirs))
-    if ours.transport != theirs.transport:
-        raise DiagnosticError(_differs("transport", ours.transport, theirs))
-    names = [*ours.facts, *(name for name in theirs.facts if name not in ours.facts)]
-    for name in names:
-        value = ours.facts.get(name, "not stated")
-        if value != theirs.facts.get(name, "not stated"):
-            raise DiagnosticError(_differs(name, value, theirs))
+        raise DiagnosticError(_differs("role", ours, theirs))
+    mine, other = _everything(ours), _everything(theirs)
+    for name in [*mine, *(name for name in other if name not in mine)]:
+        if mine.get(name, _UNSTATED) != other.get(name, _UNSTATED):
+            raise DiagnosticError(_differs(name, ours, theirs))
 
 
-def _differs(name: str, ours: object, theirs: Hello) -> Diagnostic:
-    fixed = {"protocol": theirs.protocol, "role": theirs.role, "transport": theirs.transport}
-    found = fixed.get(name, theirs.facts.get(name, "not stated"))
+def _differs(name: str, ours: Hello, theirs: Hello) -> Diagnostic:
+    mine, other = _everything(ours), _everything(theirs)
+    expected = ours.role if name == "role" else mine.get(name, _UNSTATED)
+    found = theirs.role if name == "role" else other.get(name, _UNSTATED)
     return diagnose(
         "SD860",
         where=f"handshake, {name}",
-        message=f"this side has `{name}` {ours}, the {theirs.role} peer has {found}",
-        expected=str(ours),
-        found=str(found),
+        message=f"this side has `{name}` {expected}, the {theirs.role} peer has {found}",
+        expected=expected,
+        found=found,
+        notes=(_line("this side", ours.role, mine), _line("the peer", theirs.role, other)),
     )
+
+
+def _everything(hello: Hello) -> dict[str, str]:
+    """Return what is compared, in order."""
+    return {"protocol": str(hello.protocol), "transport": hello.transport} | hello.facts
+
+
+def _line(side: str, role: Role, values: dict[str, str]) -> str:
+    return f"{side} ({role}): " + ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _text(numbers: tuple[int, ...]) -> str:

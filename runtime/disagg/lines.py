@@ -1,0 +1,111 @@
+"""A control connection that is looked after: greeting, frames both ways, an end that is noticed.
+
+Two threads serve a line. One reads; a line on which nothing comes for `Limits.silence_s` is lost.
+One writes what `send` queued, and a `Beat` when there is nothing, so no caller waits for a peer.
+`on_end` is called once, after the last `on_frame`.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from runtime.disagg.frames import Beat, Connection, Frame, Greeting, unreachable
+from runtime.disagg.handshake import Hello, compare
+from runtime.disagg.limits import BEATS_PER_SILENCE, Limits
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+
+
+class Line:
+    """One connection to one peer, past its greeting."""
+
+    def __init__(self, connection: Connection, theirs: Hello, limits: Limits) -> None:
+        """Take a connection over.
+
+        Args:
+            connection: from `greet`.
+            theirs: what the peer said.
+            limits: bounds on silence.
+        """
+        connection.limit(limits.silence_s)
+        self.name = connection.name
+        self.theirs = theirs
+        self._connection = connection
+        self._limits = limits
+        self._outgoing: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="peer-writer", daemon=True)
+        self._heard_at = time.monotonic()
+        self._is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the peer was heard of within the limit, and nobody closed the line."""
+        return self._is_open and time.monotonic() - self._heard_at < self._limits.silence_s
+
+    @property
+    def was_silent(self) -> bool:
+        """Whether nothing came for the whole limit: the peer may live on."""
+        return time.monotonic() - self._heard_at >= self._limits.silence_s
+
+    def send(self, frame: Frame) -> None:
+        """Queue a frame; one that is queued on a lost line goes nowhere."""
+        self._outgoing.put(frame)
+
+    def serve(self, on_frame: Callable[[Frame], None]) -> Diagnostic:
+        """Read until the line is lost, in the caller's thread, and return why (SD861)."""
+        self._writer.start()
+        try:
+            while True:
+                frame = self._connection.receive()
+                self._heard_at = time.monotonic()
+                if not isinstance(frame, Beat):
+                    on_frame(frame)
+        except DiagnosticError as error:
+            return error.diagnostics[0]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the line; `serve` returns."""
+        self._is_open = False
+        self._outgoing.put(None)
+        self._connection.close()
+
+    def _write(self) -> None:
+        interval_s = self._limits.silence_s / BEATS_PER_SILENCE
+        while self._is_open:
+            try:
+                frame = self._outgoing.get(timeout=interval_s)
+            except queue.Empty:
+                frame = Beat()
+            if frame is None:
+                return
+            try:
+                self._connection.send(frame)
+            except DiagnosticError:
+                self._connection.close()  # the reader says why
+                return
+
+
+def greet(peer: socket.socket, ours: Hello, limits: Limits, *, name: str) -> Line:
+    """Exchange greetings over a fresh connection.
+
+    Raises:
+        DiagnosticError: SD860, the sides do not fit; SD861, no greeting came. The socket is closed.
+    """
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = Connection(peer, name=name)
+    connection.limit(limits.connect_s)
+    try:
+        connection.send(Greeting(hello=ours))
+        first = connection.receive()
+        if not isinstance(first, Greeting):
+            raise DiagnosticError(unreachable(name, "a frame before the greeting"))
+        compare(ours, first.hello)
+    except DiagnosticError:
+        connection.close()
+        raise
+    return Line(connection, first.hello, limits)
