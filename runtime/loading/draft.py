@@ -7,7 +7,7 @@ embedding shares that tensor; a stage without it reads the rows from the target'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -17,6 +17,7 @@ import torch
 from runtime.loading.files import WeightFiles
 from runtime.loading.match import FLOAT_DTYPES, ID_DTYPES, MASK_DTYPES, Wanted, match_tensors
 from runtime.loading.reader import TensorReader, refuse_errors
+from runtime.loading.shards import shard_of
 from runtime.loading.vocabulary import read_draft_to_target
 from runtime.models import (
     BlockModel,
@@ -26,13 +27,17 @@ from runtime.models import (
     MtpModel,
     PEagleModel,
     TargetModel,
+    VocabEmbedding,
+    VocabHead,
     block_shapes,
     eagle1_shapes,
     eagle3_shapes,
     mtp_shapes,
     peagle_shapes,
+    pick_rows,
 )
 from runtime.models.layers import Shapes, TensorSource
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest, Sharing, Target, TensorRef
@@ -50,6 +55,7 @@ def read_draft(
     target: TargetModel | None,
     device: torch.device,
     dtype: torch.dtype,
+    ranks: Ranks = ONE_RANK,
 ) -> tuple[DraftModel, tuple[Diagnostic, ...]]:
     """Return the draft and the warnings of its files.
 
@@ -59,6 +65,7 @@ def read_draft(
         target: the loaded target, None on a stage that does not hold its embedding and head.
         device: where the weights go.
         dtype: of every weight.
+        ranks: over which the draft is split; what it shares with the target stays as that is.
 
     Raises:
         DiagnosticError: SD501, SD503, SD508, SD509 (tensors), SD402, SD405, SD702 (map), SD101,
@@ -88,20 +95,22 @@ def read_draft(
             target=target,
             device=device,
             dtype=dtype,
+            ranks=ranks,
         )
         reader = TensorReader(
-            files, {role: facts.tensors[role].key for role in shapes}, dtype=dtype
+            files, {role: facts.tensors[role].key for role in shapes}, dtype=dtype, ranks=ranks
         )
         model = builder.build(
             facts,
             reader,
-            embedding_VH=shared.embedding(origin),
-            head_RH=shared.head(sharing.head, draft_to_target),
+            embedding=shared.embedding(origin),
+            head=shared.head(sharing.head, draft_to_target),
             draft_to_target_R=draft_to_target.to(device),
             num_positions=max(
                 facts.decoder.max_position_embeddings,
                 manifest.target.decoder.max_position_embeddings,
             ),
+            ranks=ranks,
         )
         reader.assert_all_taken()
     return model, warnings
@@ -115,10 +124,11 @@ class _Build(Protocol):
         facts: Draft,
         take: TensorSource,
         *,
-        embedding_VH: torch.Tensor,
-        head_RH: torch.Tensor,
+        embedding: VocabEmbedding,
+        head: VocabHead,
         draft_to_target_R: torch.Tensor,
         num_positions: int,
+        ranks: Ranks,
     ) -> DraftModel:
         """Return the model."""
 
@@ -167,33 +177,55 @@ class _Shared:
     target: TargetModel | None
     device: torch.device
     dtype: torch.dtype
+    ranks: Ranks
 
-    def embedding(self, origin: Origin) -> torch.Tensor:
-        """Return [V, H]; the target's own tensor when it is shared."""
+    def embedding(self, origin: Origin) -> VocabEmbedding:
+        """Return the input embedding; the target's own tensor when it is shared."""
+        if origin == "target" and self.target is not None and self.target.embedding is not None:
+            return self.target.embedding
         if origin == "own":
-            return self.files.read(self.facts.tensors["embedding"].key, self.dtype)
-        if origin == "target" and self.target is not None:
-            return self.target.embedding_VD
-        return self._from_target_files(self.target_facts.embedding)
-
-    def head(self, origin: Literal["own", "target"], ids_target_R: torch.Tensor) -> torch.Tensor:
-        """Return [R, H]; the rows of a full head that a map names are copied, in draft-id order."""
-        if origin == "own":
-            head = self.files.read(self.facts.tensors["head"].key, self.dtype)
-        elif self.target is not None:
-            head = self.target.head_VD
+            rows = self._read(self.files, self.facts.tensors["embedding"].key, "embedding")
         else:
-            head = self._from_target_files(self.target_facts.head)
-        count = ids_target_R.numel()
-        if head.shape[0] == count:
-            return head
-        if torch.equal(ids_target_R, torch.arange(count)):
-            return head[:count]
-        return head[ids_target_R.to(head.device)]
+            rows = self._from_target_files(self.target_facts.embedding, "embedding")
+        return VocabEmbedding(weight_RD=rows, ranks=self.ranks)
 
-    def _from_target_files(self, ref: TensorRef) -> torch.Tensor:
+    def head(self, origin: Literal["own", "target"], ids_target_R: torch.Tensor) -> VocabHead:
+        """Return the head over draft ids; rows that a map names are copied, in draft-id order."""
+        count = ids_target_R.numel()
+        if origin == "target" and self.target is not None and self.target.head is not None:
+            head = self.target.head
+            if _is_prefix(ids_target_R):
+                return replace(head, num_ids=count)
+            return pick_rows(head, ids_target_R, self.ranks)
+        own = origin == "own"
+        ref = self.facts.tensors["head"] if own else self.target_facts.head
+        # Rows of a full head that a map names lie on any rank: it is read whole, then cut.
+        is_cut = ref.shape[0] != count and not _is_prefix(ids_target_R)
+        part = None if is_cut else "head"
+        rows = self._read(self.files, ref.key, part) if own else self._from_target_files(ref, part)
+        if is_cut:
+            whole = VocabHead(weight_RD=rows, num_ids=rows.shape[0], ranks=ONE_RANK)
+            return pick_rows(whole, ids_target_R, self.ranks)
+        return VocabHead(weight_RD=rows, num_ids=count, ranks=self.ranks)
+
+    def _from_target_files(
+        self, ref: TensorRef, part: Literal["embedding", "head"] | None
+    ) -> torch.Tensor:
         with WeightFiles(self.target_directory, [ref.file], device=self.device) as files:
-            return files.read(ref.key, self.dtype)
+            return self._read(files, ref.key, part)
+
+    def _read(
+        self, files: WeightFiles, key: str, part: Literal["embedding", "head"] | None
+    ) -> torch.Tensor:
+        """Return this rank's rows of a vocabulary, or all rows where `part` is None."""
+        shape = files.tensors[key].shape
+        shard = None if part is None else shard_of(part, shape, self.ranks)
+        return files.read(key, self.dtype, shard)
+
+
+def _is_prefix(ids_target_R: torch.Tensor) -> bool:
+    """Tell whether draft ids are target ids."""
+    return torch.equal(ids_target_R, torch.arange(ids_target_R.numel()))
 
 
 def _wanted(

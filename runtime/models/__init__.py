@@ -18,7 +18,7 @@ from runtime.models.mtp import MtpModel
 from runtime.models.peagle import PEagleModel
 from runtime.models.support import last_state_problems
 from runtime.models.target import StageStates, TargetModel, TargetOutput, target_problems
-from runtime.models.vocabulary import VocabEmbedding, VocabHead, rank_rows
+from runtime.models.vocabulary import VocabEmbedding, VocabHead, pick_rows, rank_rows
 
 DraftModel = Eagle1Model | Eagle3Model | PEagleModel | MtpModel | BlockModel
 """Any draft that a manifest can load to."""
@@ -46,6 +46,7 @@ __all__ = [
     "last_state_problems",
     "mtp_shapes",
     "peagle_shapes",
+    "pick_rows",
     "rank_rows",
     "target_problems",
     "target_shapes",

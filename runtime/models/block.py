@@ -22,9 +22,6 @@ from runtime.batch import PreparedBatch
 from runtime.kernels import (
     Stream,
     apply_rope,
-    embed,
-    embed_stream,
-    head_logits,
     head_rms_norm,
     linear,
     rms_norm,
@@ -36,6 +33,8 @@ from runtime.models.dflash2 import Convolution, Selector
 from runtime.models.eagle3 import Fuse
 from runtime.models.layers import DecoderLayer, TensorSource, layer_source, rope_table
 from runtime.models.support import decoder_problems
+from runtime.models.vocabulary import VocabEmbedding, VocabHead
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Decoder, Draft, Geometry
 
@@ -80,14 +79,18 @@ class BlockLayer:
     convolutions: tuple[Convolution, Convolution] | None
 
     @classmethod
-    def build(cls, facts: Draft, take: TensorSource, *, layer_index: int) -> BlockLayer:
+    def build(
+        cls, facts: Draft, take: TensorSource, *, layer_index: int, ranks: Ranks = ONE_RANK
+    ) -> BlockLayer:
         """Take the tensors of layer `layer_index`; `take` knows roles without the layer prefix."""
         decoder = facts.decoder
         stated = None if facts.block is None else facts.block.is_causal
         is_sliding = decoder.layer_types[layer_index] == "sliding_attention"
         taps = None if facts.block is None else facts.block.convolution
         return cls(
-            layer=DecoderLayer.build(_beside_anchor(decoder), take, layer_index=layer_index),
+            layer=DecoderLayer.build(
+                _beside_anchor(decoder), take, layer_index=layer_index, ranks=ranks
+            ),
             is_causal=is_sliding if stated is None else stated,
             convolutions=None
             if taps is None
@@ -164,11 +167,11 @@ class BlockModel:
         max_drafts: drafts that one block yields.
         sample_from_anchor: slot k predicts the token after its own position, slot 0 included;
             false: slot k predicts the token at its position, slot 0 nothing.
-        embedding_VH: input embedding over *target* ids: its own or the target's tensor.
+        embedding: over *target* ids: its own or the target's.
         fusion: fc.
         context_norm_H: norm after fc.
         norm_H: norm before the head.
-        head_RH: output head over *draft* ids.
+        head: over *draft* ids.
         draft_to_target_R: int64, absolute target id of each draft id.
         cos_sin_TP: fp32 rotary table of the draft's own numbers.
         markov: None for DFlash.
@@ -179,12 +182,12 @@ class BlockModel:
     facts: Draft
     max_drafts: int
     sample_from_anchor: bool
-    embedding_VH: torch.Tensor
+    embedding: VocabEmbedding
     fusion: Fuse
     context_norm_H: torch.Tensor
     layers: tuple[BlockLayer, ...]
     norm_H: torch.Tensor
-    head_RH: torch.Tensor
+    head: VocabHead
     draft_to_target_R: torch.Tensor
     cos_sin_TP: torch.Tensor
     markov: Markov | None
@@ -198,10 +201,11 @@ class BlockModel:
         take: TensorSource,
         *,
         geometry: Geometry,
-        embedding_VH: torch.Tensor,
-        head_RH: torch.Tensor,
+        embedding: VocabEmbedding,
+        head: VocabHead,
         draft_to_target_R: torch.Tensor,
         num_positions: int,
+        ranks: Ranks = ONE_RANK,
     ) -> BlockModel:
         """Build the model from tensors with the roles and shapes of `layers.block_shapes`.
 
@@ -209,10 +213,12 @@ class BlockModel:
             facts: manifest section.
             take: role -> tensor.
             geometry: the trained block and what its slot 0 is.
-            embedding_VH: resolved input embedding, [target vocab, H].
-            head_RH: resolved head, one row per draft id.
+            embedding: resolved input embedding over target ids.
+            head: resolved head over draft ids.
             draft_to_target_R: int64 absolute target ids in draft-id order.
             num_positions: rows of the rotary table.
+            ranks: who holds the other shards of the layers; fc, convolutions and the small heads
+                are whole on every rank.
         """
         decoder, size = facts.decoder, geometry.draft_block_size
         assert size is not None, "the manifest of a block draft states its block"
@@ -225,26 +231,36 @@ class BlockModel:
             facts=facts,
             max_drafts=size if geometry.sample_from_anchor else size - 1,
             sample_from_anchor=geometry.sample_from_anchor,
-            embedding_VH=embedding_VH,
+            embedding=embedding,
             fusion=Fuse.build(facts, take),
             context_norm_H=take("hidden_norm"),
             layers=tuple(
-                BlockLayer.build(facts, layer_source(take, index), layer_index=index)
+                BlockLayer.build(facts, layer_source(take, index), layer_index=index, ranks=ranks)
                 for index in range(decoder.num_layers)
             ),
             norm_H=take("norm"),
-            head_RH=head_RH,
+            head=head,
             draft_to_target_R=draft_to_target_R,
             cos_sin_TP=rope_table(
                 decoder.rope,
                 head_dim=decoder.head_dim,
                 num_positions=num_positions,
-                device=embedding_VH.device,
+                device=embedding.weight_RD.device,
             ),
             markov=markov,
             confidence=Confidence.build(facts, take) if facts.has_confidence_head else None,
             selector=None if choice is None else Selector.build(choice, take),
         )
+
+    @property
+    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the input embedding that this rank holds."""
+        return self.embedding.weight_RD
+
+    @property
+    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the head that this rank holds, one per draft id."""
+        return self.head.reachable_rows
 
     @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
@@ -291,19 +307,19 @@ class BlockModel:
             kv: this draft's cache layers; the blocks' slots are overwritten.
         """
         if self.layers[0].convolutions is not None:
-            x_NH = embed(rows.batch.ids_target_N, self.embedding_VH)
+            x_NH = self.embedding.rows(rows.batch.ids_target_N)
             for layer, cache in zip(self.layers, kv, strict=True):
                 x_NH = layer.convolve(x_NH, rows, cache, self.cos_sin_TP)
             return rms_norm(x_NH, self.norm_H, self.facts.decoder.rms_norm_eps)
         norms = (*(layer.layer.input_norm for layer in self.layers), self.norm_H)
-        stream = embed_stream(rows.batch.ids_target_N, self.embedding_VH, norms[0])
+        stream = self.embedding.stream(rows.batch.ids_target_N, norms[0])
         for layer, cache, norm in zip(self.layers, kv, norms[1:], strict=True):
             stream = layer.advance(stream, rows, cache, self.cos_sin_TP, next_norm_H=norm)
         return rms_norm(stream.residual_MD, self.norm_H, self.facts.decoder.rms_norm_eps)
 
     def base_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids, before any correction."""
-        return head_logits(hidden_MH, self.head_RH)
+        return self.head.logits(hidden_MH)
 
     def select(
         self, logits_MR: torch.Tensor, ids_target_M: torch.Tensor, hidden_MH: torch.Tensor

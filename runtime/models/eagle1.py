@@ -18,14 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import (
-    Stream,
-    embed,
-    head_argmax,
-    head_logits,
-    linear,
-    rms_norm,
-)
+from runtime.kernels import Stream, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -36,6 +29,8 @@ from runtime.models.layers import (
     layer_source,
     rope_table,
 )
+from runtime.models.vocabulary import VocabEmbedding, VocabHead
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Decoder, Draft
 
 
@@ -60,17 +55,17 @@ class FusedLayer:
     rms_norm_eps: float
 
     @classmethod
-    def build(cls, facts: Draft, take: TensorSource) -> FusedLayer:
-        """Take fc and the tensors of layer 0."""
+    def build(cls, facts: Draft, take: TensorSource, *, ranks: Ranks = ONE_RANK) -> FusedLayer:
+        """Take fc, whole on every rank, and this rank's shards of layer 0."""
         decoder, layer = facts.decoder, layer_source(take, 0)
         return cls(
             fc_weight=take("fc.weight"),
             fc_bias=take("fc.bias") if facts.has_fc_bias else None,
             embedding_norm=take("embedding_norm") if "embedding_norm" in facts.tensors else None,
             input_norm=layer("input_norm") if "layers.0.input_norm" in facts.tensors else None,
-            attention=Attention.build(decoder, layer, layer_index=0),
+            attention=Attention.build(decoder, layer, layer_index=0, ranks=ranks),
             post_attention_norm=layer("post_attention_norm"),
-            mlp=MLP.build(decoder, layer),
+            mlp=MLP.build(decoder, layer, ranks=ranks),
             rms_norm_eps=decoder.rms_norm_eps,
         )
 
@@ -107,21 +102,21 @@ class Eagle1Model:
 
     Args:
         facts: manifest section that it was built from.
-        embedding_VH: input embedding over target ids: its own or the target's tensor.
+        embedding: over target ids: its own or the target's.
         first_layer: layer 0 with fc.
         layers: layers 1 and up.
         norm_H: norm before the head; None when the head reads the raw output.
-        head_RH: output head over draft ids: its own or (rows of) the target's.
+        head: over draft ids: its own or (rows of) the target's.
         draft_to_target_R: int64, absolute target id of each draft id.
         cos_sin_TP: fp32 rotary table.
     """
 
     facts: Draft
-    embedding_VH: torch.Tensor
+    embedding: VocabEmbedding
     first_layer: FusedLayer
     layers: tuple[DecoderLayer, ...]
     norm_H: torch.Tensor | None
-    head_RH: torch.Tensor
+    head: VocabHead
     draft_to_target_R: torch.Tensor
     cos_sin_TP: torch.Tensor
 
@@ -131,35 +126,49 @@ class Eagle1Model:
         facts: Draft,
         take: TensorSource,
         *,
-        embedding_VH: torch.Tensor,
-        head_RH: torch.Tensor,
+        embedding: VocabEmbedding,
+        head: VocabHead,
         draft_to_target_R: torch.Tensor,
         num_positions: int,
+        ranks: Ranks = ONE_RANK,
     ) -> Eagle1Model:
         """Build the model from tensors with the roles and shapes of `layers.eagle1_shapes`.
 
         Args:
             facts: manifest section.
             take: role -> tensor.
-            embedding_VH: resolved input embedding, [target vocab, H].
-            head_RH: resolved head, one row per draft id.
+            embedding: resolved input embedding over target ids.
+            head: resolved head over draft ids.
             draft_to_target_R: int64 absolute target ids in draft-id order.
             num_positions: rows of the rotary table: every position that the target can reach.
+            ranks: who holds the other shards of the layers.
         """
         decoder = facts.decoder
         return cls(
             facts=facts,
-            embedding_VH=embedding_VH,
-            first_layer=FusedLayer.build(facts, take),
+            embedding=embedding,
+            first_layer=FusedLayer.build(facts, take, ranks=ranks),
             layers=tuple(
-                DecoderLayer.build(decoder, layer_source(take, index), layer_index=index)
+                DecoderLayer.build(
+                    decoder, layer_source(take, index), layer_index=index, ranks=ranks
+                )
                 for index in range(1, decoder.num_layers)
             ),
             norm_H=take("norm") if "norm" in facts.tensors else None,
-            head_RH=head_RH,
+            head=head,
             draft_to_target_R=draft_to_target_R,
-            cos_sin_TP=_table(decoder, num_positions, embedding_VH.device),
+            cos_sin_TP=_table(decoder, num_positions, embedding.weight_RD.device),
         )
+
+    @property
+    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the input embedding that this rank holds."""
+        return self.embedding.weight_RD
+
+    @property
+    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the head that this rank holds, one per draft id."""
+        return self.head.reachable_rows
 
     @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
@@ -190,7 +199,7 @@ class Eagle1Model:
         last = self.first_layer.post_attention_norm if self.norm_H is None else self.norm_H
         norms = (*(layer.input_norm for layer in self.layers), last)
         stream = self.first_layer.forward(
-            embed(batch.ids_target_N, self.embedding_VH),
+            self.embedding.rows(batch.ids_target_N),
             hidden_NH,
             batch,
             kv[0],
@@ -207,12 +216,11 @@ class Eagle1Model:
 
     def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""
-        return head_logits(head_input_MH, self.head_RH)
+        return self.head.logits(head_input_MH)
 
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        ids_draft, _ = head_argmax(head_input_MH, self.head_RH)
-        return self.draft_to_target_R[ids_draft]
+        return self.draft_to_target_R[self.head.argmax(head_input_MH)]
 
 
 def _table(decoder: Decoder, num_positions: int, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import Stream, embed, head_argmax, head_logits, linear, rms_norm
+from runtime.kernels import Stream, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -30,6 +30,8 @@ from runtime.models.layers import (
     rope_table,
 )
 from runtime.models.support import decoder_problems
+from runtime.models.vocabulary import VocabEmbedding, VocabHead
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.diagnostics import Diagnostic
 from specctl.contract.manifest import Decoder, Draft
 
@@ -103,15 +105,15 @@ class FirstLayer:
     rms_norm_eps: float
 
     @classmethod
-    def build(cls, facts: Draft, take: TensorSource) -> FirstLayer:
+    def build(cls, facts: Draft, take: TensorSource, *, ranks: Ranks = ONE_RANK) -> FirstLayer:
         """Take the tensors of layer 0; `take` knows roles without the layer prefix."""
         decoder = facts.decoder
         return cls(
             input_norm=take("input_norm"),
             hidden_norm=take("hidden_norm"),
-            attention=Attention.build(decoder, take, layer_index=0),
+            attention=Attention.build(decoder, take, layer_index=0, ranks=ranks),
             post_attention_norm=take("post_attention_norm"),
-            mlp=MLP.build(decoder, take),
+            mlp=MLP.build(decoder, take, ranks=ranks),
             has_norm_before_residual=facts.has_norm_before_residual,
             rms_norm_eps=decoder.rms_norm_eps,
         )
@@ -147,23 +149,23 @@ class Eagle3Model:
 
     Args:
         facts: manifest section that it was built from.
-        embedding_VH: input embedding over *target* ids: its own or the target's tensor.
+        embedding: over *target* ids: its own or the target's.
         fusion: fc and its norms.
         first_layer: layer 0.
         layers: layers 1 and up.
         norm_H: norm before the head.
-        head_RH: output head over *draft* ids.
+        head: over *draft* ids.
         draft_to_target_R: int64, absolute target id of each draft id.
         cos_sin_TP: fp32 rotary table of the draft's own numbers.
     """
 
     facts: Draft
-    embedding_VH: torch.Tensor
+    embedding: VocabEmbedding
     fusion: Fuse
     first_layer: FirstLayer
     layers: tuple[DecoderLayer, ...]
     norm_H: torch.Tensor
-    head_RH: torch.Tensor
+    head: VocabHead
     draft_to_target_R: torch.Tensor
     cos_sin_TP: torch.Tensor
 
@@ -173,37 +175,51 @@ class Eagle3Model:
         facts: Draft,
         take: TensorSource,
         *,
-        embedding_VH: torch.Tensor,
-        head_RH: torch.Tensor,
+        embedding: VocabEmbedding,
+        head: VocabHead,
         draft_to_target_R: torch.Tensor,
         num_positions: int,
+        ranks: Ranks = ONE_RANK,
     ) -> Eagle3Model:
         """Build the model from tensors with the roles and shapes of `layers.eagle3_shapes`.
 
         Args:
             facts: manifest section.
             take: role -> tensor.
-            embedding_VH: resolved input embedding, [target vocab, H].
-            head_RH: resolved head, one row per draft id.
+            embedding: resolved input embedding over target ids.
+            head: resolved head over draft ids.
             draft_to_target_R: int64 absolute target ids in draft-id order.
             num_positions: rows of the rotary table: every position that the target can reach, so
                 that a draft with a shorter context is limited by its proposer, not by an index.
+            ranks: who holds the other shards of the layers.
         """
         decoder = facts.decoder
         return cls(
             facts=facts,
-            embedding_VH=embedding_VH,
+            embedding=embedding,
             fusion=Fuse.build(facts, take),
-            first_layer=FirstLayer.build(facts, layer_source(take, 0)),
+            first_layer=FirstLayer.build(facts, layer_source(take, 0), ranks=ranks),
             layers=tuple(
-                DecoderLayer.build(decoder, layer_source(take, index), layer_index=index)
+                DecoderLayer.build(
+                    decoder, layer_source(take, index), layer_index=index, ranks=ranks
+                )
                 for index in range(1, decoder.num_layers)
             ),
             norm_H=take("norm"),
-            head_RH=head_RH,
+            head=head,
             draft_to_target_R=draft_to_target_R,
-            cos_sin_TP=_table(decoder, num_positions, embedding_VH.device),
+            cos_sin_TP=_table(decoder, num_positions, embedding.weight_RD.device),
         )
+
+    @property
+    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the input embedding that this rank holds."""
+        return self.embedding.weight_RD
+
+    @property
+    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the head that this rank holds, one per draft id."""
+        return self.head.reachable_rows
 
     @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
@@ -233,7 +249,7 @@ class Eagle3Model:
             kv: this draft's cache layers, one per layer.
         """
         norms = (*(layer.input_norm for layer in self.layers), self.norm_H)
-        embedded = embed(batch.ids_target_N, self.embedding_VH)
+        embedded = self.embedding.rows(batch.ids_target_N)
         stream = self.first_layer.forward(
             embedded, hidden_NH, batch, kv[0], self.cos_sin_TP, next_norm_H=norms[0]
         )
@@ -247,12 +263,11 @@ class Eagle3Model:
 
     def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""
-        return head_logits(head_input_MH, self.head_RH)
+        return self.head.logits(head_input_MH)
 
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        ids_draft, _ = head_argmax(head_input_MH, self.head_RH)
-        return self.draft_to_target_R[ids_draft]
+        return self.draft_to_target_R[self.head.argmax(head_input_MH)]
 
 
 def _table(decoder: Decoder, num_positions: int, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import embed, enter_stream, head_argmax, head_logits, linear, rms_norm
+from runtime.kernels import enter_stream, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -24,6 +24,8 @@ from runtime.models.layers import (
     layer_source,
     rope_table,
 )
+from runtime.models.vocabulary import VocabEmbedding, VocabHead
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Draft, PredictionLayers
 
 
@@ -51,7 +53,13 @@ class PredictionLayer:
 
     @classmethod
     def build(
-        cls, facts: Draft, take: TensorSource, around: TensorSource, *, layer_index: int
+        cls,
+        facts: Draft,
+        take: TensorSource,
+        around: TensorSource,
+        *,
+        layer_index: int,
+        ranks: Ranks = ONE_RANK,
     ) -> PredictionLayer:
         """Take the tensors of one layer.
 
@@ -60,13 +68,14 @@ class PredictionLayer:
             take: knows the roles of the decoder layer without their prefix.
             around: knows `fc.weight` and the three norms around it.
             layer_index: of the layer in `facts.decoder`.
+            ranks: who holds the other shards of the decoder layer.
         """
         rules = facts.prediction or PredictionLayers()
         return cls(
             embedding_norm=around("embedding_norm"),
             hidden_norm=around("hidden_norm"),
             fc_weight=around("fc.weight"),
-            layer=DecoderLayer.build(facts.decoder, take, layer_index=layer_index),
+            layer=DecoderLayer.build(facts.decoder, take, layer_index=layer_index, ranks=ranks),
             norm_H=around("norm"),
             is_hidden_first=rules.concat_order == "hidden, embedding",
             is_feedback_normed=rules.recycled_hidden == "normed",
@@ -101,17 +110,17 @@ class MtpModel:
 
     Args:
         facts: manifest section that they were built from.
-        embedding_VH: input embedding over target ids: their own or the target's tensor.
+        embedding: over target ids: their own or the target's.
         layers: one, or one per drafted token.
-        head_RH: output head over draft ids: their own or (rows of) the target's.
+        head: over draft ids: their own or (rows of) the target's.
         draft_to_target_R: int64, absolute target id of each draft id.
         cos_sin_TP: fp32 rotary table.
     """
 
     facts: Draft
-    embedding_VH: torch.Tensor
+    embedding: VocabEmbedding
     layers: tuple[PredictionLayer, ...]
-    head_RH: torch.Tensor
+    head: VocabHead
     draft_to_target_R: torch.Tensor
     cos_sin_TP: torch.Tensor
 
@@ -121,42 +130,54 @@ class MtpModel:
         facts: Draft,
         take: TensorSource,
         *,
-        embedding_VH: torch.Tensor,
-        head_RH: torch.Tensor,
+        embedding: VocabEmbedding,
+        head: VocabHead,
         draft_to_target_R: torch.Tensor,
         num_positions: int,
+        ranks: Ranks = ONE_RANK,
     ) -> MtpModel:
         """Build the model from tensors with the roles and shapes of `layers.mtp_shapes`.
 
         Args:
             facts: manifest section.
             take: role -> tensor.
-            embedding_VH: resolved input embedding, [target vocab, H].
-            head_RH: resolved head, one row per draft id.
+            embedding: resolved input embedding over target ids.
+            head: resolved head over draft ids.
             draft_to_target_R: int64 absolute target ids in draft-id order.
             num_positions: rows of the rotary table: every position that the target can reach.
+            ranks: who holds the other shards of the layers.
         """
         decoder = facts.decoder
         is_alone = decoder.num_layers == 1
         sources = [layer_source(take, index) for index in range(decoder.num_layers)]
         return cls(
             facts=facts,
-            embedding_VH=embedding_VH,
+            embedding=embedding,
             layers=tuple(
                 PredictionLayer.build(
-                    facts, source, take if is_alone else source, layer_index=index
+                    facts, source, take if is_alone else source, layer_index=index, ranks=ranks
                 )
                 for index, source in enumerate(sources)
             ),
-            head_RH=head_RH,
+            head=head,
             draft_to_target_R=draft_to_target_R,
             cos_sin_TP=rope_table(
                 decoder.rope,
                 head_dim=decoder.head_dim,
                 num_positions=num_positions,
-                device=embedding_VH.device,
+                device=embedding.weight_RD.device,
             ),
         )
+
+    @property
+    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the input embedding that this rank holds."""
+        return self.embedding.weight_RD
+
+    @property
+    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the head that this rank holds, one per draft id."""
+        return self.head.reachable_rows
 
     @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
@@ -189,14 +210,13 @@ class MtpModel:
             hidden_NH: the target's final-normed states, or `feedback_NH` of the step before.
             kv: cache layers of all layers.
         """
-        embedded = embed(batch.ids_target_N, self.embedding_VH)
+        embedded = self.embedding.rows(batch.ids_target_N)
         return self.layers[index].forward(embedded, hidden_NH, batch, kv[index], self.cos_sin_TP)
 
     def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""
-        return head_logits(head_input_MH, self.head_RH)
+        return self.head.logits(head_input_MH)
 
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        ids_draft, _ = head_argmax(head_input_MH, self.head_RH)
-        return self.draft_to_target_R[ids_draft]
+        return self.draft_to_target_R[self.head.argmax(head_input_MH)]

@@ -20,6 +20,8 @@ from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.eagle3 import Eagle3Model
 from runtime.models.layers import TensorSource
+from runtime.models.vocabulary import VocabEmbedding, VocabHead
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Draft
 
 
@@ -43,10 +45,11 @@ class PEagleModel:
         facts: Draft,
         take: TensorSource,
         *,
-        embedding_VH: torch.Tensor,
-        head_RH: torch.Tensor,
+        embedding: VocabEmbedding,
+        head: VocabHead,
         draft_to_target_R: torch.Tensor,
         num_positions: int,
+        ranks: Ranks = ONE_RANK,
     ) -> PEagleModel:
         """Build the model from tensors with the roles and shapes of `layers.peagle_shapes`.
 
@@ -56,10 +59,11 @@ class PEagleModel:
         eagle3 = Eagle3Model.build(
             facts,
             take,
-            embedding_VH=embedding_VH,
-            head_RH=head_RH,
+            embedding=embedding,
+            head=head,
             draft_to_target_R=draft_to_target_R,
             num_positions=num_positions,
+            ranks=ranks,
         )
         return cls(
             eagle3=eagle3,
@@ -73,8 +77,13 @@ class PEagleModel:
         return self.eagle3.facts
 
     @property
+    def head(self) -> VocabHead:
+        """Output head over draft ids."""
+        return self.eagle3.head
+
+    @property
     def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Input embedding over target ids."""
+        """Rows of the input embedding that this rank holds."""
         return self.eagle3.embedding_VH
 
     @property
@@ -84,7 +93,7 @@ class PEagleModel:
 
     @property
     def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Output head over draft ids."""
+        """Rows of the head that this rank holds, one per draft id."""
         return self.eagle3.head_RH
 
     @property

@@ -104,3 +104,26 @@ def _logits(hidden_ND: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     if rows.shape[0]:
         return head_logits(hidden_ND, rows)
     return hidden_ND.new_empty((hidden_ND.shape[0], 0), dtype=torch.float32)
+
+
+def pick_rows(head: VocabHead, ids_R: torch.Tensor, ranks: Ranks) -> VocabHead:
+    """Return a head over rows of another one, in the order of `ids_R`; the rows are copied.
+
+    Args:
+        head: whole, or split over ranks that all call this.
+        ids_R: int64, rows of `head` over all its ranks.
+        ranks: over which the new head is split.
+    """
+    size = rank_rows(ids_R.numel(), ranks.size)
+    padding = size * ranks.size - ids_R.numel()
+    parts = torch.nn.functional.pad(ids_R, (0, padding)).to(head.weight_RD.device).split(size)
+    source = VocabEmbedding(weight_RD=head.weight_RD, ranks=head.ranks)
+    rows = torch.empty_like(head.weight_RD[:0])
+    for rank, part in enumerate(parts):
+        # Every rank helps every other one to its rows, so all ask for all parts in turn.
+        if rank == ranks.rank or head.ranks.size > 1:
+            found = source.rows(part)
+            rows = found if rank == ranks.rank else rows
+    num_own = max(0, min(size, ids_R.numel() - ranks.rank * size))
+    rows[num_own:] = 0
+    return VocabHead(weight_RD=rows, num_ids=ids_R.numel(), ranks=ranks)

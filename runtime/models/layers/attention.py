@@ -16,7 +16,7 @@ from runtime.kernels import (
 )
 from runtime.kernels.rows import SEGMENT
 from runtime.kv import KVLayer, KVLayerSpec
-from runtime.models.layers.ranked import add_to_stream
+from runtime.models.layers.ranked import add_to_stream, rank_linear
 from runtime.models.layers.roles import TensorSource
 from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Decoder
@@ -108,7 +108,7 @@ class Attention:
         """
         qkv = linear(x_NK, self.qkv_weight, self.qkv_bias)
         mixed = self.mix(qkv, batch, cache, cos_sin_TP)
-        return linear(mixed, self.o_weight, self.o_bias)
+        return rank_linear(self.ranks, mixed, self.o_weight, self.o_bias)
 
     def advance(
         self,

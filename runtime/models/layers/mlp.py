@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels import Stream, interleave, linear, scaled_linear, silu_and_mul
-from runtime.models.layers.ranked import add_to_stream
+from runtime.models.layers.ranked import add_to_stream, rank_linear
 from runtime.models.layers.roles import TensorSource
 from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.manifest import Decoder
@@ -49,7 +49,7 @@ class MLP:
         """Return [N, D]."""
         pairs = linear(x_ND, self.gate_up_weight, self.gate_up_bias)
         gate_up = torch.cat((pairs[:, 0::2], pairs[:, 1::2]), dim=1)
-        return linear(silu_and_mul(gate_up), self.down_weight, self.down_bias)
+        return rank_linear(self.ranks, silu_and_mul(gate_up), self.down_weight, self.down_bias)
 
     def advance(self, stream: Stream, *, eps: float, next_norm_D: torch.Tensor) -> Stream:
         """Add the MLP of the stream's rows to the stream.

@@ -52,3 +52,18 @@ def add_to_stream(
     if bias_D is not None:
         total_MD = total_MD + bias_D.float()
     return enter_stream((total_MD + residual_MD.float()).to(residual_MD.dtype), norm_D)
+
+
+def rank_linear(
+    ranks: Ranks, x_MK: torch.Tensor, weight_DK: torch.Tensor, bias_D: torch.Tensor | None
+) -> torch.Tensor:
+    """Return [M, D] in the dtype of `x_MK`: the product of `add_to_stream` without a stream.
+
+    Exactness: as `add_to_stream`, rounded once after the bias.
+    """
+    if ranks.size == 1:
+        return linear(x_MK, weight_DK, bias_D)
+    total_MD = rank_sum(ranks, linear(x_MK, weight_DK, out_dtype=torch.float32))
+    if bias_D is not None:
+        total_MD = total_MD + bias_D.float()
+    return total_MD.to(x_MK.dtype)
