@@ -46,6 +46,7 @@ from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest, Sharing, Ta
 _OPTIONAL_ROLES = ("embedding", "head", "d2t", "t2d")
 
 Origin = Literal["own", "target", "checkpoint"]
+Part = Literal["embedding", "head"]
 
 
 def read_draft(
@@ -201,22 +202,18 @@ class _Shared:
         ref = self.facts.tensors["head"] if own else self.target_facts.head
         # Rows of a full head that a map names lie on any rank: it is read whole, then cut.
         is_cut = ref.shape[0] != count and not _is_prefix(ids_target_R)
-        part = None if is_cut else "head"
+        part: Part | None = None if is_cut else "head"
         rows = self._read(self.files, ref.key, part) if own else self._from_target_files(ref, part)
         if is_cut:
             whole = VocabHead(weight_RD=rows, num_ids=rows.shape[0], ranks=ONE_RANK)
             return pick_rows(whole, ids_target_R, self.ranks)
         return VocabHead(weight_RD=rows, num_ids=count, ranks=self.ranks)
 
-    def _from_target_files(
-        self, ref: TensorRef, part: Literal["embedding", "head"] | None
-    ) -> torch.Tensor:
+    def _from_target_files(self, ref: TensorRef, part: Part | None) -> torch.Tensor:
         with WeightFiles(self.target_directory, [ref.file], device=self.device) as files:
             return self._read(files, ref.key, part)
 
-    def _read(
-        self, files: WeightFiles, key: str, part: Literal["embedding", "head"] | None
-    ) -> torch.Tensor:
+    def _read(self, files: WeightFiles, key: str, part: Part | None) -> torch.Tensor:
         """Return this rank's rows of a vocabulary, or all rows where `part` is None."""
         shape = files.tensors[key].shape
         shard = None if part is None else shard_of(part, shape, self.ranks)

@@ -25,6 +25,7 @@ from runtime.models import (
     last_state_problems,
     target_problems,
 )
+from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.codec import verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest
@@ -60,6 +61,8 @@ def load_models(
     device: torch.device,
     dtype: torch.dtype,
     with_draft: bool = True,
+    ranks: Ranks = ONE_RANK,
+    is_draft_split: bool = True,
 ) -> LoadedModels:
     """Return the manifest's models with every weight on `device` in `dtype`.
 
@@ -69,6 +72,8 @@ def load_models(
         device: where the weights go.
         dtype: weights are converted to it whatever their stored dtype.
         with_draft: whether to load the draft, too; without it its files are not looked at.
+        ranks: over which the models are split.
+        is_draft_split: False keeps the draft's own tensors whole on every rank.
 
     Raises:
         DiagnosticError: SD810-SD814 (facts), SD702, SD712 (files that changed), SD710 (tensors
@@ -78,11 +83,16 @@ def load_models(
         manifest = _without_draft(manifest)
     refuse_errors(_fact_problems(manifest))
     refuse_errors(verify_digests(manifest, manifest_dir) or verify_places(manifest, manifest_dir))
-    target, warnings = read_target(manifest, manifest_dir, device=device, dtype=dtype)
+    target, warnings = read_target(manifest, manifest_dir, device=device, dtype=dtype, ranks=ranks)
     if manifest.draft is None:
         return LoadedModels(target=target, draft=None, diagnostics=warnings)
     draft, draft_warnings = read_draft(
-        manifest, manifest_dir, target=target, device=device, dtype=dtype
+        manifest,
+        manifest_dir,
+        target=target,
+        device=device,
+        dtype=dtype,
+        ranks=ranks if is_draft_split else ONE_RANK,
     )
     return LoadedModels(target=target, draft=draft, diagnostics=warnings + draft_warnings)
 

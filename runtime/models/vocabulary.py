@@ -116,10 +116,10 @@ def pick_rows(head: VocabHead, ids_R: torch.Tensor, ranks: Ranks) -> VocabHead:
     """
     size = rank_rows(ids_R.numel(), ranks.size)
     padding = size * ranks.size - ids_R.numel()
-    parts = torch.nn.functional.pad(ids_R, (0, padding)).to(head.weight_RD.device).split(size)
+    padded = torch.nn.functional.pad(ids_R, (0, padding)).to(head.weight_RD.device)
     source = VocabEmbedding(weight_RD=head.weight_RD, ranks=head.ranks)
     rows = torch.empty_like(head.weight_RD[:0])
-    for rank, part in enumerate(parts):
+    for rank, part in enumerate(padded.view(ranks.size, size)):
         # Every rank helps every other one to its rows, so all ask for all parts in turn.
         if rank == ranks.rank or head.ranks.size > 1:
             found = source.rows(part)
