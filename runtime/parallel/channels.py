@@ -8,6 +8,7 @@ channel's time limit, never a wait without end.
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 _MAX_TENSORS = 16
 _MAX_DIMS = 4
+_MAX_UNDER_WAY = 64  # parts that a peer has not taken
 _HEADER = 1 + _MAX_TENSORS * (2 + _MAX_DIMS)
 
 
@@ -63,33 +65,65 @@ class QueueChannel:
 class DistributedChannel:
     """Between processes of one torch.distributed group (gloo on CPUs, NCCL between GPUs).
 
-    The group's own time limit holds for every transfer.
+    A send copies and does not wait: a peer that is busy takes the message later, and two stages
+    that send to each other never wait for each other. The group's own time limit holds for every
+    transfer. Header and numbers always travel through host memory.
     """
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, *, device: torch.device) -> None:
-        """Exchange with world rank `peer`; tensors arrive on `device`."""
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        peer: int,
+        *,
+        device: torch.device,
+        wire: torch.device | None = None,
+    ) -> None:
+        """Exchange with world rank `peer`.
+
+        Args:
+            group: holds both.
+            peer: the other end.
+            device: where tensors arrive.
+            wire: where they travel from and to; None: the host's memory.
+        """
         self._group = group
         self._peer = peer
         self._device = device
+        self._wire = wire or torch.device("cpu")
+        self._under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Send a header and each tensor; see `Channel.send`."""
         header = torch.tensor(header_of(tensors), dtype=torch.int64)
+        parts = [header]
+        parts += [_copy(tensor, self._wire) for tensor in tensors if tensor.numel()]
         try:
-            dist.send(header.to(self._device), self._peer, group=self._group)
-            for tensor in tensors:
-                if tensor.numel():
-                    dist.send(tensor.detach().contiguous(), self._peer, group=self._group)
+            for part in parts:
+                work = dist.isend(part, self._peer, group=self._group)
+                assert work is not None, "a sender is in its group"
+                self._under_way.append((work, part))  # the copy lives until it has left
+            self._settle(_MAX_UNDER_WAY)
+        except RuntimeError as error:
+            raise DiagnosticError(lost_peer(_first_line(error))) from error
+
+    def flush(self) -> None:
+        """Wait until the peer has taken everything.
+
+        Raises:
+            DiagnosticError: SD855, the peer is gone or takes nothing within the time limit.
+        """
+        try:
+            self._settle(0)
         except RuntimeError as error:
             raise DiagnosticError(lost_peer(_first_line(error))) from error
 
     def receive(self) -> tuple[torch.Tensor, ...]:
         """Return the next message; see `Channel.receive`."""
-        header = torch.empty(_HEADER, dtype=torch.int64, device=self._device)
+        header = torch.empty(_HEADER, dtype=torch.int64)
         try:
             dist.recv(header, self._peer, group=self._group)
             tensors = tuple(
-                torch.empty(shape, dtype=dtype, device=self._device)
+                torch.empty(shape, dtype=dtype, device=self._wire)
                 for dtype, shape in parse_header(header.tolist())
             )
             for tensor in tensors:
@@ -97,7 +131,21 @@ class DistributedChannel:
                     dist.recv(tensor, self._peer, group=self._group)
         except RuntimeError as error:
             raise DiagnosticError(lost_peer(_first_line(error))) from error
-        return tensors
+        return tuple(tensor.to(self._device) for tensor in tensors)
+
+    def _settle(self, num_left: int) -> None:
+        """Forget what has left, and wait while more than `num_left` parts have not."""
+        while self._under_way:
+            work, _ = self._under_way[0]
+            if len(self._under_way) <= num_left and not work.is_completed():
+                return
+            work.wait()
+            self._under_way.popleft()
+
+
+def _copy(tensor: torch.Tensor, wire: torch.device) -> torch.Tensor:
+    copy = tensor.detach().to(wire, copy=True)
+    return copy.contiguous()
 
 
 def header_of(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -75,6 +75,7 @@ def process(rank: int, port: int, out: Queue[tuple[int, object]]) -> None:
     total = rank_sum(DistributedRanks(group), partial(rank)).tolist()
     if rank == 0:
         channel.send(MESSAGE)
+        channel.flush()
         out.put((rank, total))
         return
     out.put((rank, total))

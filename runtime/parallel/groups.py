@@ -1,0 +1,241 @@
+"""How the processes of a layout find each other: one store, one set of connections, scoped groups.
+
+A launcher (`torchrun`, or this program's own start of processes on one host) says in environment
+variables who is who; nothing else is read from them. Every wait has a limit. Facts are published in
+the store and waited for by those who need them, so nothing at start-up is a collective over ranks
+that have no part in it; the only groups are those that sum, the ranks of one stage.
+*Source:* the variables are those of torch.distributed's `env://` start.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, not listed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from runtime.parallel.channels import DistributedChannel, lost_peer
+from runtime.parallel.layout import ParallelLayout, Place
+from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
+from specctl.contract.diagnostics import DiagnosticError, diagnose
+
+PEER_TIMEOUT_S = 120.0
+"""How long a process waits for the next message of a peer that is connected."""
+START_TIMEOUT_S = 1800.0
+"""How long a process waits for the others to start and to load."""
+_POLL_S = 0.05
+_PREFIX = "specctl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What a launcher says about this process.
+
+    Args:
+        rank: in the world.
+        world_size: processes.
+        local_rank: among those of this host.
+        local_world_size: processes of this host.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def launch_of(environment: Mapping[str, str] | None = None) -> Launch | None:
+    """Return what a launcher said; None: nobody launched this process as one of several."""
+    values = os.environ if environment is None else environment
+    if "RANK" not in values or "WORLD_SIZE" not in values:
+        return None
+    rank, world_size = int(values["RANK"]), int(values["WORLD_SIZE"])
+    return Launch(
+        rank=rank,
+        world_size=world_size,
+        local_rank=int(values.get("LOCAL_RANK", rank)),
+        local_world_size=int(values.get("LOCAL_WORLD_SIZE", world_size)),
+    )
+
+
+def launch_environment(
+    launch: Launch, *, address: str, port: int, threads: str = "1"
+) -> dict[str, str]:
+    """Return the variables that `launch_of` and the store of a started process read."""
+    return {
+        "RANK": str(launch.rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_RANK": str(launch.local_rank),
+        "LOCAL_WORLD_SIZE": str(launch.local_world_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+    }
+
+
+def new_store(*, timeout_s: float = START_TIMEOUT_S) -> tuple[Store, int]:
+    """Return a store on a free port of this host, and the port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = int(listener.getsockname()[1])
+        # The store takes the socket over, so nobody else can get the port in between.
+        store = TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=timeout_s),
+            master_listen_fd=listener.detach(),
+        )
+    return store, port
+
+
+class ProcessGroups:
+    """This process among those of a layout.
+
+    Use as a context manager: leaving it closes every connection.
+    """
+
+    def __init__(
+        self,
+        layout: ParallelLayout,
+        launch: Launch,
+        *,
+        store: Store | None = None,
+        device: torch.device,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Meet the other processes.
+
+        Args:
+            layout: of all of them.
+            launch: which one this is.
+            store: where they meet; None: where the environment variables say.
+            device: of this process's weights; NCCL is used where every process has a GPU of its
+                own on its host, gloo on the CPU otherwise.
+            peer_timeout_s: longest wait for a message.
+            start_timeout_s: longest wait for the others to appear.
+
+        Raises:
+            DiagnosticError: SD855, another process did not appear; SD832, a launcher started
+                another number of processes than the layout has.
+        """
+        if launch.world_size != layout.world_size:
+            raise DiagnosticError(
+                diagnose(
+                    "SD832",
+                    where="--pp",
+                    message=f"{layout.pipeline_parallel} stages of {layout.tensor_parallel} ranks "
+                    f"are {layout.world_size} processes, {launch.world_size} were launched",
+                    expected=layout.world_size,
+                    found=launch.world_size,
+                )
+            )
+        self.layout = layout
+        self.launch = launch
+        self.place: Place = layout.place(launch.rank)
+        self.device = device
+        self._peer_timeout_s = peer_timeout_s
+        self._start_timeout_s = start_timeout_s
+        self.transport = transport_of(device, launch)
+        start = datetime.timedelta(seconds=start_timeout_s)
+        try:
+            if store is None:
+                store, _, _ = next(iter(rendezvous("env://", timeout=start)))
+            store.set_timeout(start)
+            self._store = PrefixStore(_PREFIX, store)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self.transport == "nccl" else "gloo",
+                store=store,
+                rank=launch.rank,
+                world_size=launch.world_size,
+                timeout=datetime.timedelta(seconds=peer_timeout_s),
+            )
+        except (RuntimeError, OSError) as error:
+            raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
+
+    def __enter__(self) -> ProcessGroups:
+        """Return the connected process."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close every connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection; nobody is waited for."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def ranks(self) -> Ranks:
+        """Return the ranks of this process's stage; only they take part in making the group."""
+        if self.layout.tensor_parallel == 1:
+            return ONE_RANK
+        group = dist.new_group(
+            list(self.layout.stage_ranks(self.place.stage)),
+            timeout=datetime.timedelta(seconds=self._peer_timeout_s),
+            use_local_synchronization=True,
+        )
+        return DistributedRanks(group)
+
+    def channel(self, peer: int, *, is_states: bool) -> DistributedChannel:
+        """Return a channel from or to world rank `peer`.
+
+        Args:
+            peer: the other end.
+            is_states: tensors of the model's device; else numbers for the CPU.
+        """
+        group = dist.group.WORLD
+        assert group is not None, "the processes have met"
+        device = self.device if is_states else torch.device("cpu")
+        wire = device if self.transport == "nccl" else torch.device("cpu")
+        return DistributedChannel(group, peer, device=device, wire=wire)
+
+    def publish(self, key: str, value: str) -> None:
+        """Let every process read a value."""
+        self._store.set(key, value)
+
+    def read(self, key: str, *, is_peer_alive: Callable[[], bool] | None = None) -> str:
+        """Wait for a value that another process publishes.
+
+        Args:
+            key: its name.
+            is_peer_alive: False ends the wait.
+
+        Raises:
+            DiagnosticError: SD855, it did not come within the time limit, or never will.
+        """
+        end = time.monotonic() + self._start_timeout_s
+        try:
+            while not self._store.check([key]):
+                if is_peer_alive is not None and not is_peer_alive():
+                    raise DiagnosticError(lost_peer(f"it ended before `{key}`"))
+                if time.monotonic() > end:
+                    raise DiagnosticError(lost_peer(f"no `{key}` in {self._start_timeout_s:g} s"))
+                time.sleep(_POLL_S)
+            return self._store.get(key).decode()
+        except RuntimeError as error:
+            raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
+
+
+def transport_of(device: torch.device, launch: Launch) -> str:
+    """Return `nccl` where every process of the host has a GPU of its own, else `gloo`."""
+    if device.type != "cuda" or torch.cuda.device_count() < launch.local_world_size:
+        return "gloo"
+    return "nccl"
