@@ -1,13 +1,13 @@
 """Verification: the target chooses a token at every row, and a draft stays or makes room for it.
 
 Row j of a request (j = 0: its newest token, j > 0: its draft j - 1) yields `chosen[j]`, the token
-that is committed after the row's context if draft j does not stay. The accepted drafts are the
-longest prefix of drafts that stay; they and `chosen` of the row after them are committed.
+after the row's context. Draft j stays iff it is that token (`runtime.kernels.accept`): the longest
+prefix of drafts that stay is committed, and `chosen` of the row after it.
 
 Greedy and seeded sampling: `chosen[j]` is the token that target-only decoding commits there under
-the same seed, and draft j stays iff it is that token. So no committed token depends on a draft.
-Rejection mode: whether draft j stays is drawn (`runtime.kernels.rejection`), and the law of the
-committed tokens does not depend on the drafts.
+the same seed. So no committed token depends on a draft. Rejection mode: whether draft j stays is
+drawn (`runtime.kernels.rejection`), `chosen[j]` is the draft or a token that is not it, and the law
+of the committed tokens does not depend on the drafts.
 
 Legend: N rows of the target forward, B requests, G drafts, W = G + 1, M rows that need logits,
 V target vocabulary.
@@ -21,12 +21,13 @@ from typing import Protocol
 
 import torch
 
+from runtime.kernels.accept import accept
 from runtime.kernels.rejection import RowDrafts, decide_rows
 from runtime.kernels.sample import sample
 from runtime.spec.host import on_device
 from runtime.spec.logprobs import token_logprobs
 from runtime.spec.noise import DrawKind, NoiseKey, noise_rows
-from runtime.spec.row_faults import first_faults, row_faults
+from runtime.spec.row_faults import NO_FAULT, first_faults, row_faults
 from runtime.spec.sampling import TokenCounts, has_penalties, noise_key, process_logits
 from runtime.spec.types import (
     Proposal,
@@ -81,13 +82,11 @@ class Choices:
     """What the rows of a target forward yield; rows of no view hold anything.
 
     Args:
-        chosen_N: int64 target ids, the token in place of the draft after each row.
-        stays_N: bool, whether that draft stays; None: it stays iff it is the chosen token.
+        chosen_N: int64 target ids, the token after each row.
         faults_N: int64, codes of `row_faults`; None: no row can have one.
     """
 
     chosen_N: torch.Tensor
-    stays_N: torch.Tensor | None = None
     faults_N: torch.Tensor | None = None
 
 
@@ -110,7 +109,7 @@ def verify(
     Sync: one, at the end; one before it when a request has penalties and one after it when one
     wants log probabilities.
     """
-    result = accept(_choose(target, hidden_ND, rows, proposal), rows, proposal)
+    result = _accept(_choose(target, hidden_ND, rows, proposal), rows, proposal)
     if all(view.params.num_logprobs is None for view in rows.views):
         return result
     return RoundResult(
@@ -121,7 +120,7 @@ def verify(
     )
 
 
-def accept(choices: Choices, rows: VerifyRows, proposal: Proposal) -> RoundResult:
+def _accept(choices: Choices, rows: VerifyRows, proposal: Proposal) -> RoundResult:
     """Accept the longest prefix of drafts that stay.
 
     Args:
@@ -136,29 +135,20 @@ def accept(choices: Choices, rows: VerifyRows, proposal: Proposal) -> RoundResul
     """
     device = choices.chosen_N.device
     drafts_BG = proposal.ids_target_BG
-    num_requests, width = len(rows.views), drafts_BG.shape[1] + 1
-    if num_requests == 0:
+    width = drafts_BG.shape[1] + 1
+    if not rows.views:
         return RoundResult(committed=(), num_drafts=(), num_accepted_drafts=())
-    num_drafts_B1 = on_device(proposal.num_drafts, device=device)[:, None]
+    num_drafts_B = on_device(proposal.num_drafts, device=device)
     first_B1 = on_device(rows.first_row, device=device)[:, None]
     offset_W = torch.arange(width, dtype=torch.int64, device=device)
     # Offsets beyond a request's drafts read its last row again; they are never accepted.
-    row_BW = first_B1 + torch.minimum(offset_W, num_drafts_B1)
-    chosen_BW = choices.chosen_N[row_BW]
-    stays_BG = drafts_BG == chosen_BW[:, :-1]
-    if choices.stays_N is not None:
-        stays_BG = torch.where(
-            _is_rejection(rows, device), choices.stays_N[row_BW][:, :-1], stays_BG
-        )
-    stays_BG = stays_BG & (offset_W[:-1] < num_drafts_B1)
-    accepted_B1 = stays_BG.to(torch.int64).cumprod(dim=1).sum(dim=1, keepdim=True)
-    is_kept_BG = offset_W[:-1] < accepted_B1
-    chosen_BW = torch.cat(
-        [torch.where(is_kept_BG, drafts_BG, chosen_BW[:, :-1]), chosen_BW[:, -1:]], dim=1
-    )
-    parts = [accepted_B1, chosen_BW]
+    row_BW = first_B1 + torch.minimum(offset_W, num_drafts_B[:, None])
+    accepted_B, committed_BW = accept(drafts_BG, choices.chosen_N[row_BW], num_drafts_B)
+    parts = [accepted_B[:, None], committed_BW]
     if choices.faults_N is not None:
-        parts.append(torch.where(offset_W <= accepted_B1, choices.faults_N[row_BW], 0))
+        parts.append(
+            torch.where(offset_W <= accepted_B[:, None], choices.faults_N[row_BW], NO_FAULT)
+        )
     table: list[list[int]] = torch.cat(parts, dim=1).tolist()
     if choices.faults_N is not None:
         problems = first_faults(rows.views, [row[1 + width :] for row in table])
@@ -169,12 +159,6 @@ def accept(choices: Choices, rows: VerifyRows, proposal: Proposal) -> RoundResul
         num_drafts=proposal.num_drafts,
         num_accepted_drafts=tuple(row[0] for row in table),
     )
-
-
-def _is_rejection(rows: VerifyRows, device: torch.device) -> torch.Tensor:
-    """Return bool [B, 1]: whether a request is in rejection mode."""
-    flags = [view.params.is_rejection for view in rows.views]
-    return on_device(flags, dtype=torch.bool, device=device)[:, None]
 
 
 def _choose(
@@ -194,16 +178,14 @@ def _choose(
         chosen_N[index] = target.greedy_ids(hidden_ND[index])
     if not other:
         return Choices(chosen_N=chosen_N)
-    stays_N = torch.zeros(num_rows, dtype=torch.bool, device=device)
     faults_N = torch.zeros(num_rows, dtype=torch.int64, device=device)
     wishes = _row_choices(rows, proposal)
     for start in range(0, len(other), _ROWS_PER_PASS):
         part = slice(start, start + _ROWS_PER_PASS)
         index = on_device(other[part], device=device)
         done = _choose_rows(target.logits(hidden_ND[index]), wishes[part], proposal)
-        chosen_N[index], stays_N[index], faults_N[index] = done
-    has_draws = any(view.params.is_rejection for view in rows.views)
-    return Choices(chosen_N=chosen_N, stays_N=stays_N if has_draws else None, faults_N=faults_N)
+        chosen_N[index], faults_N[index] = done
+    return Choices(chosen_N=chosen_N, faults_N=faults_N)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,8 +249,8 @@ def _row_choices(rows: VerifyRows, proposal: Proposal) -> list[_RowChoice]:
 
 def _choose_rows(
     logits_MV: torch.Tensor, choices: Sequence[_RowChoice], proposal: Proposal
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (chosen int64 [M], whether the draft stays by its draw bool [M], faults int64 [M]).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (chosen int64 [M], faults int64 [M]).
 
     The noise of all rows is made at once: it has the same bits in any batch.
     """
@@ -279,7 +261,7 @@ def _choose_rows(
             for m, choice in enumerate(choices)
         ]
     )
-    noise = noise_rows([noise_key(item.params, item.position) for item in choices], device=device)
+    noise = noise_rows([_key(choice) for choice in choices], device=device)
     is_sampled = [not choice.params.is_greedy for choice in choices]
     chosen_M = sample(
         processed_MV,
@@ -287,18 +269,16 @@ def _choose_rows(
         DrawKind.TOKEN,
         is_sampled_M=on_device(is_sampled, dtype=torch.bool, device=device),
     )
-    stays_M = torch.zeros(len(choices), dtype=torch.bool, device=device)
     drawn = [m for m, choice in enumerate(choices) if choice.is_drawn]
     if drawn:
         index = on_device(drawn, device=device)
-        decided = decide_rows(
-            processed_MV[index],
-            _row_drafts([choices[m] for m in drawn], proposal),
-            noise_rows([_key(choices[m]) for m in drawn], device=device),
+        drafts = _row_drafts([choices[m] for m in drawn], proposal)
+        keys = [_key(choices[m]) for m in drawn]
+        decided = decide_rows(processed_MV[index], drafts, noise_rows(keys, device=device))
+        chosen_M[index] = torch.where(
+            decided.is_accepted_M, drafts.ids_target_M, decided.tokens_target_M
         )
-        stays_M[index] = decided.is_accepted_M
-        chosen_M[index] = decided.tokens_target_M
-    return chosen_M, stays_M, row_faults(logits_MV, processed_MV)
+    return chosen_M, row_faults(logits_MV, processed_MV)
 
 
 def _key(choice: _RowChoice) -> NoiseKey:
