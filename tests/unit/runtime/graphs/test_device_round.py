@@ -58,7 +58,10 @@ def _twin_of(engine: Engine, world: World, *, max_batch: int) -> tuple[DeviceRou
         device=torch.device("cpu"),
     )
     round_ = DeviceRound(
-        target=world.models.target, target_kv=_copied(engine._target_kv), draft=twin, state=state
+        target=world.models.target,
+        target_kv=_copied(engine._rounds._target_kv),
+        draft=twin,
+        state=state,
     )
     return round_, twin
 
@@ -126,7 +129,7 @@ def test_each_round_equals_the_eager_one(agreeing: World, batch: int) -> None:
             assert round_.state.newest_ids_target_S[slot] == request.ids_target[-1]
             blocks = request.placed.table.blocks
             pairs = zip(
-                (*engine._target_kv, *engine._proposer._kv),
+                (*engine._rounds._target_kv, *engine._proposer._kv),
                 (*round_.target_kv, *twin._kv),
                 strict=True,
             )
