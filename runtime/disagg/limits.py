@@ -38,6 +38,10 @@ class Limits:
     fence_s: float = 0.5
     max_tries: int = 3
 
-    def fence_after(self, *, was_silent: bool) -> float:
-        """Return how long blocks of a lost peer's requests stay untouched."""
-        return self.fence_s + (self.silence_s if was_silent else 0.0)
+    def fence_after(self, *, may_write: bool) -> float:
+        """Return how long blocks of a lost peer's requests stay untouched.
+
+        Args:
+            may_write: the peer may live on; by itself it stops within `silence_s`.
+        """
+        return self.fence_s + (self.silence_s if may_write else 0.0)

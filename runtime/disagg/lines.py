@@ -39,6 +39,7 @@ class Line:
         self._writer = threading.Thread(target=self._write, name="peer-writer", daemon=True)
         self._heard_at = time.monotonic()
         self._is_open = True
+        self._was_cut = False
 
     @property
     def is_open(self) -> bool:
@@ -46,9 +47,9 @@ class Line:
         return self._is_open and time.monotonic() - self._heard_at < self._limits.silence_s
 
     @property
-    def was_silent(self) -> bool:
-        """Whether nothing came for the whole limit: the peer may live on."""
-        return time.monotonic() - self._heard_at >= self._limits.silence_s
+    def may_write(self) -> bool:
+        """Whether the peer may go on after the end: it fell silent, or this side cut the line."""
+        return self._was_cut or time.monotonic() - self._heard_at >= self._limits.silence_s
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; one that is queued on a lost line goes nowhere."""
@@ -67,6 +68,11 @@ class Line:
             return error.diagnostics[0]
         finally:
             self.close()
+
+    def cut(self) -> None:
+        """End the line to a peer that does not do what it should."""
+        self._was_cut = True
+        self.close()
 
     def close(self) -> None:
         """End the line; `serve` returns."""

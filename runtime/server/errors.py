@@ -15,6 +15,11 @@ from specctl.contract.diagnostics import Diagnostic
 
 HTTP_STATUS: MappingProxyType[str, int] = MappingProxyType(
     {
+        "SD860": 503,
+        "SD861": 503,
+        "SD862": 503,
+        "SD863": 503,
+        "SD864": 504,
         "SD907": 404,
         "SD914": 429,
         "SD915": 503,
@@ -26,7 +31,7 @@ HTTP_STATUS: MappingProxyType[str, int] = MappingProxyType(
 """Statuses other than 400, by code."""
 
 ERROR_TYPES: MappingProxyType[int, str] = MappingProxyType(
-    {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
 )
 """OpenAI's `type` by status; `invalid_request_error` for the rest."""
 

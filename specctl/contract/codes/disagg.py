@@ -46,4 +46,23 @@ CODES: tuple[Code, ...] = (
         ),
         fix="Look at the network and at the peer's log; `--transport shared` needs one machine",
     ),
+    Code(
+        code="SD864",
+        slug="prefill-too-late",
+        severity="error",
+        summary="A prefill server did not finish a prompt within the time that a request may wait.",
+        why=(
+            "A request that waits holds KV blocks of the decode server. It is not tried elsewhere: "
+            "where prompts queue, a second try makes every queue longer."
+        ),
+        fix="Add prefill servers, or raise `--prefill-timeout-s`",
+    ),
+    Code(
+        code="SD865",
+        slug="peer-address-unreadable",
+        severity="error",
+        summary="An address of a prefill, decode or listening server is not HOST:PORT.",
+        why="A server that guessed the port would wait for a peer that never comes.",
+        fix="Write HOST:PORT, several of them with commas between; IPv6 hosts in brackets",
+    ),
 )

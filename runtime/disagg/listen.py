@@ -1,0 +1,202 @@
+"""The prefill side's connections: a listener, and the lines of every decode server that came.
+
+Threads only put events into one queue, which the engine's thread reads with `poll`.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from runtime.disagg.frames import Failed, Frame, Offer, Prefilled, Released
+from runtime.disagg.handshake import Hello
+from runtime.disagg.limits import Limits
+from runtime.disagg.lines import Line, greet
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrived:
+    """A decode server greeted and offered its pools."""
+
+    peer: str
+    theirs: Hello
+    offer: Offer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """A decode server sent a frame."""
+
+    peer: str
+    frame: Frame
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    """A decode server is lost: nothing may be written for it any more."""
+
+    peer: str
+    problem: Diagnostic
+
+
+PeerEvent: TypeAlias = Arrived | Said | Left
+
+
+@dataclass(kw_only=True, slots=True)
+class _Lines:
+    by_name: dict[str, Line] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class DecodePeers:
+    """What a prefill engine sees of all decode servers."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        hello: Hello,
+        limits: Limits,
+        on_event: Callable[[], None],
+        on_state: Callable[[str, Diagnostic | None], None],
+    ) -> None:
+        """Take a listening socket over; `start` accepts.
+
+        Args:
+            listener: from `listen_at`.
+            hello: what this side says first.
+            limits: bounds on waiting.
+            on_event: called in any thread when `poll` has something new to find.
+            on_state: called in any thread when a decode server came (None), was refused or left.
+        """
+        self._listener = listener
+        self._hello = hello
+        self._limits = limits
+        self._on_event = on_event
+        self._on_state = on_state
+        self._events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
+        self._news = threading.Event()
+        self._lines = _Lines()
+        self._thread = threading.Thread(target=self._accept, name="peer-listener", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """`host:port` at which decode servers reach this one."""
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something happened since the last `poll`."""
+        return self._news.is_set()
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept nobody any more and end every line."""
+        with suppress(OSError):  # not on every system; closing alone would not wake `accept`
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lines.lock:
+            lines = tuple(self._lines.by_name.values())
+        for line in lines:
+            line.close()
+
+    def poll(self) -> tuple[PeerEvent, ...]:
+        """Return what happened since the last call, in order for each decode server."""
+        self._news.clear()  # before the look, so that nothing is missed
+        found: list[PeerEvent] = []
+        while True:
+            try:
+                found.append(self._events.get_nowait())
+            except queue.Empty:
+                return tuple(found)
+
+    def send(self, peer: str, frame: Prefilled | Failed | Released) -> None:
+        """Queue a frame for a decode server; never waits. To one that left it goes nowhere."""
+        with self._lines.lock:
+            line = self._lines.by_name.get(peer)
+        if line is not None:
+            line.send(frame)
+
+    def may_write(self, peer: str) -> bool:
+        """Return whether KV may still be written to a decode server: it was heard of in time."""
+        with self._lines.lock:
+            line = self._lines.by_name.get(peer)
+        return line is not None and line.is_open
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for news; see `has_news`."""
+        return self._news.wait(timeout_s)
+
+    def states(self) -> dict[str, str]:
+        """Return `ready` for every decode server that is connected; for /health."""
+        with self._lines.lock:
+            return dict.fromkeys(self._lines.by_name, "ready")
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, address = self._listener.accept()
+            except OSError:  # the listener was closed
+                return
+            name = f"{address[0]}:{address[1]}"
+            threading.Thread(
+                target=self._serve, args=(peer, name), name=f"peer-{name}", daemon=True
+            ).start()
+
+    def _serve(self, peer: socket.socket, name: str) -> None:
+        """Greet, then read until the end, in a thread of its own."""
+        try:
+            line = greet(peer, self._hello, self._limits, name=name)
+        except DiagnosticError as error:
+            self._on_state(name, error.diagnostics[0])
+            return
+        with self._lines.lock:
+            self._lines.by_name[name] = line
+        self._on_state(name, None)
+        problem = line.serve(lambda frame: self._put(_event_of(line, frame)))
+        with self._lines.lock:
+            del self._lines.by_name[name]
+        self._put(Left(peer=name, problem=problem))
+        self._on_state(name, problem)
+
+    def _put(self, event: PeerEvent) -> None:
+        self._events.put(event)
+        self._news.set()
+        self._on_event()
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Return a socket that listens for decode servers.
+
+    Raises:
+        DiagnosticError: SD835, the address is taken or not of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise DiagnosticError(
+            diagnose(
+                "SD835",
+                where="--listen",
+                message="the server cannot listen at this address",
+                expected="a free port of an address of this machine",
+                found=f"{host}:{port}: {error.strerror or error}",
+            )
+        ) from error
+
+
+def _event_of(line: Line, frame: Frame) -> PeerEvent:
+    if isinstance(frame, Offer):
+        return Arrived(peer=line.name, theirs=line.theirs, offer=frame)
+    return Said(peer=line.name, frame=frame)
