@@ -77,6 +77,11 @@ class PEagleModel:
         return self.eagle3.facts
 
     @property
+    def embedding(self) -> VocabEmbedding:
+        """Input embedding over target ids."""
+        return self.eagle3.embedding
+
+    @property
     def head(self) -> VocabHead:
         """Output head over draft ids."""
         return self.eagle3.head
