@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from runtime.batch import PreparedBatch
 from runtime.kv import KVLayer
 from runtime.models import TargetModel, TargetOutput
 from runtime.parallel.messages import SlotNews
+
+
+RowsDone: TypeAlias = Callable[[int, Sequence[SlotNews]], None]
+"""Told of a target layer once its keys and values of a forward's rows were launched."""
+
+_Inputs: TypeAlias = tuple[PreparedBatch, Sequence[KVLayer], tuple[int, ...]]
+_Submitted: TypeAlias = tuple[_Inputs, Sequence[SlotNews]]
 
 
 class Forwards(Protocol):
@@ -35,8 +42,25 @@ class Forwards(Protocol):
             news: for each request of the batch, what became of its rows before.
         """
 
-    def collect(self) -> TargetOutput:
-        """Wait for the oldest forward that was sent off."""
+    def collect(self, on_rows: RowsDone | None = None) -> TargetOutput:
+        """Wait for the oldest forward that was sent off.
+
+        Args:
+            on_rows: told of every layer of the stage that commits.
+
+        Raises:
+            DiagnosticError: SD853 to SD856, another stage is lost or failed.
+        """
+
+    def abandon(self) -> None:
+        """Let every forward go that was sent off and not waited for."""
+
+
+def layer_listener(
+    on_rows: RowsDone | None, news: Sequence[SlotNews]
+) -> Callable[[int], None] | None:
+    """Return what a stage calls after each layer of a forward; None where nobody listens."""
+    return None if on_rows is None else lambda layer: on_rows(layer, news)
 
 
 class LocalForwards:
@@ -47,7 +71,7 @@ class LocalForwards:
     def __init__(self, target: TargetModel) -> None:
         """Run `target`."""
         self._target = target
-        self._submitted: deque[tuple[PreparedBatch, Sequence[KVLayer], tuple[int, ...]]] = deque()
+        self._submitted: deque[_Submitted] = deque()
 
     def submit(
         self,
@@ -57,9 +81,13 @@ class LocalForwards:
         news: Sequence[SlotNews],
     ) -> None:
         """Keep a forward for `collect`; there is no other stage to tell."""
-        del news
-        self._submitted.append((batch, kv, aux_layer_ids))
+        self._submitted.append(((batch, kv, aux_layer_ids), news))
 
-    def collect(self) -> TargetOutput:
+    def collect(self, on_rows: RowsDone | None = None) -> TargetOutput:
         """Run the oldest forward that was kept."""
-        return self._target.forward(*self._submitted.popleft())
+        inputs, news = self._submitted.popleft()
+        return self._target.forward(*inputs, on_layer=layer_listener(on_rows, news))
+
+    def abandon(self) -> None:
+        """Forget the forwards that were kept."""
+        self._submitted.clear()

@@ -12,17 +12,23 @@ of submission.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kv import KVLayer
+from runtime.engine.forwards import RowsDone, layer_listener
+from runtime.kv import KVLayer, KVPool
 from runtime.models import StageStates, TargetModel, TargetOutput
 from runtime.parallel.channels import Channel
 from runtime.parallel.messages import Kind, SlotLengths, SlotNews, StageInput, decode, encode
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
 def captured_before(aux_layer_ids: Sequence[int], first_layer: int) -> tuple[int, ...]:
@@ -36,7 +42,6 @@ class StageWorker:
     def __init__(
         self,
         model: TargetModel,
-        kv: Sequence[KVLayer],
         *,
         control: Channel,
         upstream: Channel | None,
@@ -46,31 +51,35 @@ class StageWorker:
 
         Args:
             model: the stage.
-            kv: its cache layers.
             control: messages of the last stage.
             upstream: states of the stage before; None on the first.
             downstream: takes states to the stage after.
         """
         self._model = model
-        self._kv = tuple(kv)
         self._control = control
         self._upstream = upstream
         self._downstream = downstream
-        self._lengths = SlotLengths()
+        self._pools: dict[int, _StagePool] = {}
 
-    @property
-    def ends(self) -> dict[int, int]:
-        """Slot -> one past the last position computed here."""
-        return self._lengths.ends()
+    def ends(self, engine: int = 0) -> dict[int, int]:
+        """Return slot -> one past the last position computed here for an engine."""
+        return self._pools[engine].lengths.ends()
 
     def run(self) -> None:
-        """Serve messages until STOP.
+        """Serve messages until STOP; a fault is handed on, so that the last stage can say why.
 
         Raises:
             DiagnosticError: SD853 to SD855, see `runtime.parallel`.
         """
-        while self.serve_one():
-            pass
+        try:
+            while self.serve_one():
+                pass
+        except DiagnosticError as error:
+            self._downstream.send([_as_tensor(error.diagnostics[0])])
+            raise
+        except Exception as error:
+            self._downstream.send([_as_tensor(self._fault(error))])
+            raise
 
     @torch.inference_mode()
     def serve_one(self) -> bool:
@@ -79,26 +88,72 @@ class StageWorker:
         message = decode(numbers.cpu(), device=self._model.device)
         if message.kind == Kind.STOP:
             return False
+        if message.kind == Kind.OPEN:
+            self._pools[message.engine] = self._new_pool(message)
+        elif message.kind == Kind.CLOSE:
+            del self._pools[message.engine]
+        elif message.kind == Kind.RUN:
+            self._run_stage(message)
+        return True
+
+    def _run_stage(self, message: StageInput) -> None:
         assert message.batch is not None, "a message that runs has rows"
-        self._lengths.apply(message.news)
+        pool = self._pools[message.engine]
+        pool.lengths.apply(message.news)
         states = self._receive(message.aux_layer_ids)
-        states = self._model.run_stage(message.batch, self._kv, message.aux_layer_ids, states)
+        states = self._model.run_stage(message.batch, pool.kv, message.aux_layer_ids, states)
         end = self._model.first_layer + self._model.num_layers
         names = captured_before(message.aux_layer_ids, end)
         self._downstream.send([states.residual_ND, *(states.captured[name] for name in names)])
-        return True
 
     def _receive(self, aux_layer_ids: tuple[int, ...]) -> StageStates | None:
         if self._upstream is None:
             return None
         return states_of(self._upstream.receive(), aux_layer_ids, self._model.first_layer)
 
+    def _new_pool(self, message: StageInput) -> _StagePool:
+        pool = KVPool(
+            self._model.kv_specs,
+            num_blocks=message.num_kv_blocks,
+            kv_block_size=message.kv_block_size,
+            dtype=self._model.dtype,
+            device=self._model.device,
+        )
+        return _StagePool(kv=pool.layers, lengths=SlotLengths())
+
+    def _fault(self, error: Exception) -> Diagnostic:
+        first = self._model.first_layer
+        return diagnose(
+            "SD856",
+            where=f"pipeline, layers {first} to {first + self._model.num_layers - 1}",
+            message=f"a stage failed: {type(error).__name__}: {error}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _StagePool:
+    """What a stage keeps for one engine of the last stage."""
+
+    kv: tuple[KVLayer, ...]
+    lengths: SlotLengths
+
+
+def _as_tensor(problem: Diagnostic) -> torch.Tensor:
+    """Return a message that no state looks like: one row of bytes."""
+    return torch.frombuffer(bytearray(msgspec.json.encode(problem)), dtype=torch.uint8)
+
 
 def states_of(
     tensors: Sequence[torch.Tensor], aux_layer_ids: Sequence[int], first_layer: int
 ) -> StageStates:
-    """Return the states that the stages before `first_layer` handed over."""
+    """Return the states that the stages before `first_layer` handed over.
+
+    Raises:
+        DiagnosticError: what a stage before met in place of its states.
+    """
     residual, *captured = tensors
+    if residual.dtype == torch.uint8:
+        raise DiagnosticError(msgspec.json.decode(bytes(residual.tolist()), type=Diagnostic))
     names = captured_before(aux_layer_ids, first_layer)
     return StageStates(residual_ND=residual, captured=dict(zip(names, captured, strict=True)))
 
@@ -110,18 +165,19 @@ class _Forward:
     batch: PreparedBatch
     kv: tuple[KVLayer, ...]
     aux_layer_ids: tuple[int, ...]
+    news: tuple[SlotNews, ...]
 
 
-class PipelinedTarget:
-    """Forwards through all stages, as the last one sees them; see `Forwards`.
+class StageLine:
+    """The stages before the last one, as it sees them; several engines take turns on them.
 
-    A forward for every stage keeps all of them at work.
+    Once a stage is lost, or has failed, every call raises what happened.
     """
 
     def __init__(
         self, last: TargetModel, *, controls: Sequence[Channel], upstream: Channel
     ) -> None:
-        """Speak for all stages.
+        """Speak to all stages.
 
         Args:
             last: the stage of this process.
@@ -129,10 +185,83 @@ class PipelinedTarget:
             upstream: states of the stage just before.
         """
         self.last = last
-        self.depth = len(controls) + 1
+        self.num_stages = len(controls) + 1
+        self.problem: Diagnostic | None = None
         self._controls = tuple(controls)
         self._upstream = upstream
-        self._round_number = 0
+        self._num_told = 0
+        self._num_engines = 0
+        self._last_told_s = time.monotonic()
+        self._lock = threading.Lock()  # the heartbeat is another thread's
+
+    def open(self, *, num_kv_blocks: int, kv_block_size: int) -> PipelinedTarget:
+        """Make a KV pool on every stage before the last and return the forwards over it."""
+        engine, self._num_engines = self._num_engines, self._num_engines + 1
+        self.tell(
+            StageInput(
+                kind=Kind.OPEN,
+                round_number=0,
+                engine=engine,
+                num_kv_blocks=num_kv_blocks,
+                kv_block_size=kv_block_size,
+            )
+        )
+        return PipelinedTarget(self, engine)
+
+    def tell(self, message: StageInput) -> None:
+        """Send a message to every stage before the last.
+
+        Raises:
+            DiagnosticError: SD855, a stage is gone.
+        """
+        with self._lock, self._remembered():
+            numbers = encode(replace(message, round_number=self._num_told))
+            for control in self._controls:
+                control.send([numbers])
+            self._num_told += 1
+            self._last_told_s = time.monotonic()
+
+    def receive(self, aux_layer_ids: tuple[int, ...]) -> StageStates:
+        """Wait for the states of the oldest forward.
+
+        Raises:
+            DiagnosticError: SD853 to SD856, a stage is lost or failed.
+        """
+        with self._remembered():
+            return states_of(self._upstream.receive(), aux_layer_ids, self.last.first_layer)
+
+    def beat(self, quiet_s: float) -> None:
+        """Tell the stages that this one is there, unless they heard of it in the last seconds."""
+        if self.problem is None and time.monotonic() - self._last_told_s >= quiet_s:
+            self.tell(StageInput(kind=Kind.ALIVE, round_number=0))
+
+    def stop(self) -> None:
+        """Tell every stage to end; one that is lost needs no telling."""
+        if self.problem is None:
+            self.tell(StageInput(kind=Kind.STOP, round_number=0))
+
+    @contextmanager
+    def _remembered(self) -> Iterator[None]:
+        if self.problem is not None:
+            raise DiagnosticError(self.problem)
+        try:
+            yield
+        except DiagnosticError as error:
+            self.problem = error.diagnostics[0]
+            raise
+
+
+class PipelinedTarget:
+    """One engine's forwards through all stages, as the last one sees them; see `Forwards`.
+
+    A forward for every stage keeps all of them at work.
+    """
+
+    def __init__(self, line: StageLine, engine: int) -> None:
+        """Run over the pools that the stages keep for `engine`; `StageLine.open` makes them."""
+        self.depth = line.num_stages
+        self._line = line
+        self._engine = engine
         self._submitted: deque[_Forward] = deque()
 
     @property
@@ -155,30 +284,43 @@ class PipelinedTarget:
             aux_layer_ids: states to capture, ascending.
             news: what became of each request's rows before.
         """
-        self._tell(
+        self._line.tell(
             StageInput(
                 kind=Kind.RUN,
-                round_number=self._round_number,
+                round_number=0,
+                engine=self._engine,
                 batch=batch,
                 news=tuple(news),
                 aux_layer_ids=aux_layer_ids,
             )
         )
-        self._submitted.append(_Forward(batch=batch, kv=tuple(kv), aux_layer_ids=aux_layer_ids))
+        self._submitted.append(
+            _Forward(batch=batch, kv=tuple(kv), aux_layer_ids=aux_layer_ids, news=tuple(news))
+        )
 
-    def collect(self) -> TargetOutput:
+    def collect(self, on_rows: RowsDone | None = None) -> TargetOutput:
         """Wait for the oldest forward and run this stage's layers on it."""
         forward = self._submitted.popleft()
-        states = states_of(self._upstream.receive(), forward.aux_layer_ids, self.last.first_layer)
-        states = self.last.run_stage(forward.batch, forward.kv, forward.aux_layer_ids, states)
-        return self.last.finish(states, forward.aux_layer_ids)
+        states = self._line.receive(forward.aux_layer_ids)
+        last = self._line.last
+        states = last.run_stage(
+            forward.batch,
+            forward.kv,
+            forward.aux_layer_ids,
+            states,
+            on_layer=layer_listener(on_rows, forward.news),
+        )
+        return last.finish(states, forward.aux_layer_ids)
 
-    def stop(self) -> None:
-        """Tell every stage to end."""
-        self._tell(StageInput(kind=Kind.STOP, round_number=self._round_number))
+    def abandon(self) -> None:
+        """Let the forwards go that were submitted; what the stages yield for them is dropped."""
+        while self._submitted:
+            forward = self._submitted.popleft()
+            if self._line.problem is None:
+                self._line.receive(forward.aux_layer_ids)
 
-    def _tell(self, message: StageInput) -> None:
-        numbers = encode(message)
-        for control in self._controls:
-            control.send([numbers])
-        self._round_number += 1
+    def close(self) -> None:
+        """Give the pools of the stages up."""
+        self.abandon()
+        if self._line.problem is None:
+            self._line.tell(StageInput(kind=Kind.CLOSE, round_number=0, engine=self._engine))

@@ -9,7 +9,7 @@ Legend: N rows, M rows picked by the caller, D hidden, V vocab rows, A captured 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -181,6 +181,7 @@ class TargetModel:
         batch: PreparedBatch,
         kv: Sequence[KVLayer],
         aux_layer_ids: tuple[int, ...] = (),
+        on_layer: Callable[[int], None] | None = None,
     ) -> TargetOutput:
         """Run a whole target on the rows of `batch`, writing their keys and values.
 
@@ -189,13 +190,15 @@ class TargetModel:
             kv: this model's cache layers, `num_layers` of them.
             aux_layer_ids: states to capture: i is the residual stream after layer i (before the
                 final norm), -1 the embedding output.
+            on_layer: called with the id of each layer whose kernels were launched.
 
         Returns:
             Final-normed states and the captured states side by side.
 
         Exactness: every row's numbers depend on that row, its position and its keys alone.
         """
-        return self.finish(self.run_stage(batch, kv, aux_layer_ids), aux_layer_ids)
+        states = self.run_stage(batch, kv, aux_layer_ids, on_layer=on_layer)
+        return self.finish(states, aux_layer_ids)
 
     def run_stage(
         self,
@@ -203,6 +206,7 @@ class TargetModel:
         kv: Sequence[KVLayer],
         aux_layer_ids: tuple[int, ...] = (),
         states: StageStates | None = None,
+        on_layer: Callable[[int], None] | None = None,
     ) -> StageStates:
         """Run this stage's layers.
 
@@ -211,6 +215,7 @@ class TargetModel:
             kv: as in `forward`.
             aux_layer_ids: as in `forward`; those of this stage are captured.
             states: what the stage before handed over; None on the first stage.
+            on_layer: as in `forward`.
 
         Exactness: a hand-off moves no bit: the stream enters with the squares that the product
         before it would have written.
@@ -229,6 +234,8 @@ class TargetModel:
             stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
             if index in aux_layer_ids:
                 captured[index] = stream.residual_MD
+            if on_layer is not None:
+                on_layer(index)
         return StageStates(residual_ND=stream.residual_MD, captured=captured)
 
     def finish(self, states: StageStates, aux_layer_ids: tuple[int, ...] = ()) -> TargetOutput:

@@ -19,8 +19,8 @@ from runtime.batch import PreparedBatch
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 MAGIC = 0x5DC7
-VERSION = 1
-NUM_HEADER = 12
+VERSION = 2
+NUM_HEADER = 15
 
 
 class Kind(enum.IntEnum):
@@ -28,6 +28,12 @@ class Kind(enum.IntEnum):
 
     RUN = 1
     STOP = 2
+    ALIVE = 3
+    """Nothing: the last stage is there and has no work."""
+    OPEN = 4
+    """Make a KV pool for an engine."""
+    CLOSE = 5
+    """Give an engine's KV pool up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +62,9 @@ class StageInput:
     Args:
         kind: what to do; only RUN has rows.
         round_number: counts messages, from 0.
+        engine: which engine of the last stage it is for; each has a KV pool and slots of its own.
+        num_kv_blocks: of the pool to make; 0 in messages that open none.
+        kv_block_size: tokens of a block of it.
         batch: rows; every optional field is absent.
         news: one for each request of the batch, in order.
         aux_layer_ids: states that the last stage wants.
@@ -63,6 +72,9 @@ class StageInput:
 
     kind: Kind
     round_number: int
+    engine: int = 0
+    num_kv_blocks: int = 0
+    kv_block_size: int = 0
     batch: PreparedBatch | None = None
     news: tuple[SlotNews, ...] = ()
     aux_layer_ids: tuple[int, ...] = ()
@@ -85,6 +97,7 @@ def encode(message: StageInput) -> torch.Tensor:
         parts += [_flat(batch.row_request_N), _flat(batch.block_tables_BT)]
     length = NUM_HEADER + sum(part.numel() for part in parts)
     header = [length, MAGIC, VERSION, int(message.kind), message.round_number]
+    header += [message.engine, message.num_kv_blocks, message.kv_block_size]
     header += [len(message.aux_layer_ids), len(message.news), *sizes]
     return torch.cat([torch.tensor(header, dtype=torch.int64), *parts])
 
@@ -103,7 +116,8 @@ def decode(numbers: torch.Tensor, *, device: torch.device) -> StageInput:
     is_known = len(head) == NUM_HEADER and head[:3] == [numbers.numel(), MAGIC, VERSION]
     if not is_known or head[3] not in tuple(Kind):
         raise DiagnosticError(_not_a_message(f"{numbers.numel()} numbers that begin {head[:3]}"))
-    kind, round_number, num_aux, num_news, num_rows, num_tables, width, max_length, dense = head[3:]
+    kind, round_number, engine, num_kv_blocks, kv_block_size = head[3:8]
+    num_aux, num_news, num_rows, num_tables, width, max_length, dense = head[8:]
     sizes = [num_aux, 4 * num_news, num_rows, num_rows, num_rows, num_rows, num_tables * width]
     if min(sizes) < 0 or NUM_HEADER + sum(sizes) != numbers.numel():
         raise DiagnosticError(_not_a_message(f"{numbers.numel()} numbers for parts of {sizes}"))
@@ -123,6 +137,9 @@ def decode(numbers: torch.Tensor, *, device: torch.device) -> StageInput:
     return StageInput(
         kind=Kind(kind),
         round_number=round_number,
+        engine=engine,
+        num_kv_blocks=num_kv_blocks,
+        kv_block_size=kv_block_size,
         batch=batch,
         news=tuple(
             SlotNews(slot=slot, start=start, num_rows=rows, num_final_rows=final)

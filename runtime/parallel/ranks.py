@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
 
 class Ranks(Protocol):
     """The ranks of one stage, as one of them sees them."""
@@ -59,12 +61,29 @@ class DistributedRanks:
         self.size = dist.get_world_size(group)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [R, *x.shape]; see `Ranks.gather`. Graph-safe: with NCCL."""
+        """Return [R, *x.shape]; see `Ranks.gather`. Graph-safe: with NCCL.
+
+        Raises:
+            DiagnosticError: SD855, a rank is gone or silent beyond the group's time limit.
+        """
         out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(
-            out.flatten(0, 1) if x.dim() else out, x.contiguous(), group=self._group
-        )
+        flat = out.flatten(0, 1) if x.dim() else out
+        try:
+            dist.all_gather_into_tensor(flat, x.contiguous(), group=self._group)
+        except RuntimeError as error:
+            raise DiagnosticError(lost_rank(str(error).partition("\n")[0])) from error
         return out
+
+
+def lost_rank(found: str) -> Diagnostic:
+    """Return SD855 for a rank of the same stage that does not answer."""
+    return diagnose(
+        "SD855",
+        where="tensor parallel",
+        message="another rank of the stage is gone or silent",
+        expected="its part within the time limit",
+        found=found,
+    )
 
 
 class ThreadRanks:

@@ -1,10 +1,22 @@
-"""Family 8, SD850-SD859: pipeline and tensor parallelism."""
+"""Family 8, SD801 and SD850-SD859: pipeline and tensor parallelism."""
 
 from __future__ import annotations
 
 from specctl.contract.codes.table import Code
 
 CODES: tuple[Code, ...] = (
+    Code(
+        code="SD801",
+        slug="stage-has-no-draft-embedding",
+        severity="error",
+        summary="The draft has no input embedding on its pipeline stage.",
+        why=(
+            "The draft runs on the last stage and the target's embedding lives on the first. "
+            "Without rows of its own or of the target's files a draft would read uninitialised "
+            "memory: it runs, and no proposal is ever right."
+        ),
+        fix="Emit the manifest again from the target's and the draft's checkpoints",
+    ),
     Code(
         code="SD850",
         slug="more-stages-than-layers",
@@ -64,5 +76,39 @@ CODES: tuple[Code, ...] = (
         summary="A neighbouring pipeline stage is gone, or silent beyond the time limit.",
         why="Requests in flight lost part of their KV with that stage; waiting brings none back.",
         fix="Look into that stage's log, then start all stages again",
+    ),
+    Code(
+        code="SD856",
+        slug="stage-failed",
+        severity="error",
+        summary="A pipeline stage met a fault of its own while it ran its layers.",
+        why=(
+            "The stage's KV is no longer that of the other stages, so no request could go on; the "
+            "stage ends and the server answers every request with this code."
+        ),
+        fix="Look into that stage's log, then start all stages again",
+    ),
+    Code(
+        code="SD857",
+        slug="load-format-refused",
+        severity="error",
+        summary="Weights cannot be read in the load format that was asked for.",
+        why=(
+            "A draft on a stage without the target's embedding reads that tensor from the target's "
+            "files a second time. A stream cannot be read twice, and a format that this version "
+            "does not know may store other numbers under the same name."
+        ),
+        fix="Use `--load-format auto`, `safetensors` or `dummy`",
+    ),
+    Code(
+        code="SD858",
+        slug="draft-embedding-ambiguous",
+        severity="error",
+        summary="More than one tensor could be the draft's input embedding.",
+        why=(
+            "The draft looks up every token it reads in that matrix. With the wrong one it runs, "
+            "and every proposal is noise: accept length sinks toward 1 and nothing fails."
+        ),
+        fix="Keep one of the tensors in the draft's files, or emit the manifest again",
     ),
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.engine.stages import PipelinedTarget, StageWorker
+from runtime.engine.stages import PipelinedTarget, StageLine, StageWorker
 from runtime.kv import KVLayer, KVPool
 from runtime.loading import read_target
 from runtime.models import TargetModel
@@ -32,6 +32,7 @@ BLOCK_SIZE = 4
 class Line:
     """A pipelined target, its KV, and the workers before it."""
 
+    stages: StageLine
     target: PipelinedTarget
     kv: tuple[KVLayer, ...]
     workers: tuple[StageWorker, ...]
@@ -65,7 +66,6 @@ def line(manifest: Manifest, num_stages: int) -> Iterator[Line]:
     workers = tuple(
         StageWorker(
             model,
-            new_kv(model),
             control=controls[index],
             upstream=None if index == 0 else states[index - 1],
             downstream=states[index],
@@ -77,17 +77,18 @@ def line(manifest: Manifest, num_stages: int) -> Iterator[Line]:
     def serve(worker: StageWorker) -> None:
         try:
             worker.run()
-        except DiagnosticError as error:
+        except (DiagnosticError, IndexError) as error:
             errors.append(error)
 
     threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
-    target = PipelinedTarget(last, controls=controls, upstream=states[-1])
+    stages = StageLine(last, controls=controls, upstream=states[-1])
+    target = stages.open(num_kv_blocks=16, kv_block_size=BLOCK_SIZE)
     try:
-        yield Line(target=target, kv=new_kv(last), workers=workers, errors=errors)
+        yield Line(stages=stages, target=target, kv=new_kv(last), workers=workers, errors=errors)
     finally:
-        target.stop()
+        stages.stop()
         for thread in threads:
             thread.join(20)
 
@@ -134,7 +135,7 @@ def test_forwards_under_way_give_the_bits_of_the_whole(manifest: Manifest, num_s
             assert expected.aux_hidden_NA is not None
             assert torch.equal(found.aux_hidden_NA, expected.aux_hidden_NA)
         for worker in pipeline.workers:
-            assert worker.ends == {0: 15, 1: 8}
+            assert worker.ends() == {0: 15, 1: 8}
 
 
 def test_a_stage_that_is_told_of_another_length_refuses(manifest: Manifest) -> None:
@@ -142,5 +143,59 @@ def test_a_stage_that_is_told_of_another_length_refuses(manifest: Manifest) -> N
         pipeline.target.submit(rows(0, 0, 9), pipeline.kv, (), [news(0, 0, 9, -1)])
         pipeline.target.collect()
         pipeline.target.submit(rows(0, 9, 5), pipeline.kv, (), [news(0, 9, 5, 8)])
-        pipeline.target.stop()
-    assert [error.diagnostics[0].code for error in pipeline.errors] == ["SD854"]
+        pipeline.stages.stop()
+    assert [type(error) for error in pipeline.errors] == [DiagnosticError]
+    assert "SD854" in str(pipeline.errors[0])
+
+
+def test_a_stage_s_refusal_reaches_the_last_one_and_stays(manifest: Manifest) -> None:
+    """The code of the stage that failed, through the stages between, for this call and the next."""
+    with line(manifest, 3) as pipeline, torch.inference_mode():
+        pipeline.target.submit(rows(0, 0, 9), pipeline.kv, (), [news(0, 3, 9, 4)])
+        with pytest.raises(DiagnosticError, match="SD854"):
+            pipeline.target.collect()
+        with pytest.raises(DiagnosticError, match="SD854"):
+            pipeline.target.submit(rows(0, 0, 9), pipeline.kv, (), [news(0, 0, 9, -1)])
+        assert pipeline.stages.problem is not None
+
+
+def test_a_fault_of_a_stage_is_named(manifest: Manifest) -> None:
+    with line(manifest, 2) as pipeline, torch.inference_mode():
+        broken = rows(0, 0, 9)
+        pipeline.target.submit(
+            replace(broken, ids_target_N=broken.ids_target_N + 10**6),
+            pipeline.kv,
+            (),
+            [news(0, 0, 9, -1)],
+        )
+        with pytest.raises(DiagnosticError, match=r"SD856 .* a stage failed: IndexError") as caught:
+            pipeline.target.collect()
+    assert caught.value.diagnostics[0].where == "pipeline, layers 0 to 1"
+
+
+def test_each_engine_has_lengths_and_keys_of_its_own(manifest: Manifest) -> None:
+    """The same slot at other positions; a pool that was given up is made again."""
+    (whole,) = read(manifest, 1)
+    with line(manifest, 2) as pipeline, torch.inference_mode():
+        other = pipeline.stages.open(num_kv_blocks=16, kv_block_size=BLOCK_SIZE)
+        for target, num_rows in ((pipeline.target, 9), (other, 5)):
+            target.submit(rows(0, 0, num_rows), pipeline.kv, (), [news(0, 0, num_rows, -1)])
+            expected = whole.forward(rows(0, 0, num_rows), new_kv(whole)).hidden_ND
+            assert torch.equal(target.collect().hidden_ND, expected)
+        pipeline.target.submit(rows(0, 9, 2), pipeline.kv, (), [news(0, 9, 2, 9)])
+        pipeline.target.collect()
+        assert [pipeline.workers[0].ends(engine) for engine in (0, 1)] == [{0: 11}, {0: 5}]
+        other.close()
+        pipeline.stages.beat(0.0)
+
+
+def test_forwards_that_are_let_go_leave_the_line_in_step(manifest: Manifest) -> None:
+    (whole,) = read(manifest, 1)
+    with line(manifest, 3) as pipeline, torch.inference_mode():
+        for slot in (0, 1):
+            pipeline.target.submit(rows(slot, 0, 5), pipeline.kv, (), [news(slot, 0, 5, -1)])
+        pipeline.target.abandon()
+        assert pipeline.target.num_submitted == 0
+        pipeline.target.submit(rows(1, 0, 6), pipeline.kv, (), [news(1, 0, 6, 0)])
+        expected = whole.forward(rows(1, 0, 6), new_kv(whole)).hidden_ND
+        assert torch.equal(pipeline.target.collect().hidden_ND, expected)
