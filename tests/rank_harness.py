@@ -44,20 +44,26 @@ class Outcome:
 
 def on_ranks(size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Run `work` in a thread for each rank; a thread that fails wakes the others."""
-    exchange = ThreadExchange(size, timeout_s=60)
+    return on_rank_pairs(size, lambda ranks, _: work(ranks))
 
-    def guarded(ranks: Ranks) -> T:
+
+def on_rank_pairs(size: int, work: Callable[[Ranks, Ranks], T]) -> list[T]:
+    """Run `work` in a thread for each rank, with ranks for sums and ranks for what is told."""
+    exchanges = [ThreadExchange(size, timeout_s=60) for _ in range(2)]
+
+    def guarded(ranks: Ranks, control: Ranks) -> T:
         is_done = False
         try:
-            result = work(ranks)
+            result = work(ranks, control)
             is_done = True
             return result
         finally:
             if not is_done:
-                exchange.abort()
+                for exchange in exchanges:
+                    exchange.abort()
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(guarded, exchange.ranks()))
+        return list(pool.map(guarded, *(exchange.ranks() for exchange in exchanges)))
 
 
 def ranked_engine(

@@ -15,6 +15,7 @@ from specctl.contract.codes import (
     numerics,
     parallel,
     quantization,
+    ranks,
     request,
     sources,
     startup,
@@ -52,6 +53,7 @@ _MODULES = (
     manifest,
     startup,
     parallel,
+    ranks,
     disagg,
     request,
 )

@@ -1,0 +1,234 @@
+"""One engine on every tensor-parallel rank, all at the same step over the same requests.
+
+Ranks gather equal bits, so what follows from them is equal: drafts, accepted counts, committed ids,
+blocks and queues need not be sent. What does not follow from them is what comes from outside, new
+requests with their seeds, aborts and flushes: the first rank hands these to the others before each
+step. With every step goes a digest of all ids committed so far; a rank that has another one is
+named and nothing of the step is delivered.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from runtime.config import RuntimeConfig
+from runtime.engine.engine import Engine
+from runtime.engine.request import Admission, RequestDelta, RequestInput
+from runtime.engine.stats import EngineStats
+from runtime.graphs.capture import GraphReport
+from runtime.parallel.ranks import Ranks
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+_NUM_HEADER = 4
+
+
+class _Kind(enum.IntEnum):
+    STEP = 1
+    STOP = 2
+
+
+class _Add(msgspec.Struct, tag="add", frozen=True, kw_only=True):
+    request: RequestInput
+
+
+class _Abort(msgspec.Struct, tag="abort", frozen=True, kw_only=True):
+    request_id: str
+
+
+class _Flush(msgspec.Struct, tag="flush", frozen=True, kw_only=True):
+    pass
+
+
+_Command = _Add | _Abort | _Flush
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(list[_Command])
+
+
+class _Journal:
+    """What one rank has done, and how ranks compare it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Start at step 0.
+
+        Args:
+            ranks: carry tensors of the CPU; waiting for the first rank may take any time.
+        """
+        self._ranks = ranks
+        self._num_steps = 0
+        self._digest = hashlib.blake2b(digest_size=8)
+
+    def exchange(self, kind: _Kind, payload: bytes = b"") -> tuple[_Kind, bytes]:
+        """Return what the first rank brings; the others bring nothing.
+
+        Raises:
+            DiagnosticError: SD859, ranks have committed other ids; SD855, a rank is gone.
+        """
+        # 63 bits: the tensors are signed.
+        digest = int.from_bytes(self._digest.digest(), "little") >> 1
+        header = torch.tensor([kind, len(payload), self._num_steps, digest])
+        assert header.numel() == _NUM_HEADER, header
+        headers: list[list[int]] = self._ranks.gather(header).tolist()
+        first = headers[0]
+        others = [rank for rank, row in enumerate(headers) if row[2:] != first[2:]]
+        if others:
+            raise DiagnosticError(_disagreement(others, headers))
+        num_bytes = first[1]
+        if not num_bytes:
+            return _Kind(first[0]), b""
+        brought = torch.zeros(num_bytes, dtype=torch.uint8)
+        if payload:
+            brought = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        return _Kind(first[0]), bytes(self._ranks.gather(brought)[0].tolist())
+
+    def note(self, deltas: Sequence[RequestDelta]) -> None:
+        """Take a step's results in."""
+        self._num_steps += 1
+        for delta in deltas:
+            text = f"{delta.request_id} {delta.ids_target} {delta.finish_reason};"
+            self._digest.update(text.encode())
+
+
+class LockstepLeader:
+    """The engine of the first rank, which tells the others what it is told."""
+
+    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+        """Lead.
+
+        Args:
+            engine: of this rank; nobody else may call it from now on.
+            ranks: this one is the first; see `follow`.
+        """
+        assert ranks.rank == 0, f"rank {ranks.rank} cannot lead"
+        self._engine = engine
+        self._journal = _Journal(ranks)
+        self._commands: list[_Command] = []
+
+    @property
+    def config(self) -> RuntimeConfig:
+        """Settings, the same on every rank but for the device."""
+        return self._engine.config
+
+    @property
+    def graph_report(self) -> GraphReport:
+        """What captured graphs cost on this rank."""
+        return self._engine.graph_report
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is in flight."""
+        return self._engine.has_work
+
+    @property
+    def num_free_places(self) -> int:
+        """How many more requests `add_request` takes now."""
+        return self._engine.num_free_places
+
+    def add_request(self, request: RequestInput) -> Admission:
+        """Queue a request on every rank; a seed is drawn here where none was given.
+
+        Raises:
+            DiagnosticError: as `Engine.add_request`; the other ranks do not hear of the request.
+        """
+        if not request.has_seed:
+            params = replace(request.params, seed=secrets.randbits(63))
+            request = replace(request, params=params, has_seed=True)
+        admission = self._engine.add_request(request)
+        self._commands.append(_Add(request=request))
+        return admission
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request on every rank; see `Engine.abort`."""
+        is_dropped = self._engine.abort(request_id)
+        if is_dropped:
+            self._commands.append(_Abort(request_id=request_id))
+        return is_dropped
+
+    def flush_cache(self) -> None:
+        """Clear logical state on every rank; see `Engine.flush_cache`."""
+        self._engine.flush_cache()
+        self._commands.append(_Flush())
+
+    def step(self) -> tuple[RequestDelta, ...]:
+        """Run one round on every rank.
+
+        Raises:
+            DiagnosticError: SD855, a rank is gone; SD859, ranks disagree about the steps before.
+        """
+        self._tell(_Kind.STEP)
+        deltas = self._engine.step()
+        self._journal.note(deltas)
+        return deltas
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of this rank's counters; those of other ranks are the same."""
+        return self._engine.stats()
+
+    def check(self) -> None:
+        """Assert that this rank's blocks, slots and queues agree."""
+        self._engine.check()
+
+    def close(self) -> None:
+        """Let the other ranks end.
+
+        Raises:
+            DiagnosticError: SD859, they disagree about the last step; SD855, one is gone.
+        """
+        self._tell(_Kind.STOP)
+
+    def _tell(self, kind: _Kind) -> None:
+        payload = _ENCODER.encode(self._commands) if self._commands else b""
+        self._commands.clear()
+        self._journal.exchange(kind, payload)
+
+
+def follow(engine: Engine, ranks: Ranks) -> None:
+    """Run an engine in step with the first rank's until that one ends.
+
+    Args:
+        engine: of this rank.
+        ranks: carry tensors of the CPU. This rank waits as long as the first one has no work, so
+            their time limit is how long a server may be idle.
+
+    Raises:
+        DiagnosticError: SD855, a rank is gone; SD859, ranks disagree.
+    """
+    assert ranks.rank > 0, "the first rank leads"
+    journal = _Journal(ranks)
+    while True:
+        kind, payload = journal.exchange(_Kind.STEP)
+        for command in _DECODER.decode(payload) if payload else ():
+            _obey(engine, command)
+        if kind == _Kind.STOP:
+            return
+        journal.note(engine.step())
+
+
+def _obey(engine: Engine, command: _Command) -> None:
+    if isinstance(command, _Add):
+        engine.add_request(command.request)
+    elif isinstance(command, _Abort):
+        engine.abort(command.request_id)
+    else:
+        engine.flush_cache()
+
+
+def _disagreement(others: Sequence[int], headers: Sequence[Sequence[int]]) -> Diagnostic:
+    first = headers[0]
+    named = ", ".join(
+        f"rank {rank}: step {headers[rank][2]}, digest {headers[rank][3]:016x}" for rank in others
+    )
+    return diagnose(
+        "SD859",
+        where="tensor parallel",
+        message=f"{'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))} committed "
+        "other ids than rank 0",
+        expected=f"step {first[2]}, digest {first[3]:016x}",
+        found=named,
+    )
