@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
@@ -21,14 +19,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
-from specctl.checkpoint.writing import write_text_atomic
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.fingerprint import digest_bytes
 from specctl.tokenmap.chat import ChatTemplate, load_chat_template
 from specctl.tokenmap.counting import LoadedTokenizer
-from specctl.tokenmap.counts import CountArtefact, read_counts, write_counts
+from specctl.tokenmap.counts import CountArtefact
 from specctl.tokenmap.parts import part_path, read_part
-from specctl.tokenmap.readers import Reading
+from specctl.tokenmap.readers import Reading, missing_package
+from specctl.tokenmap.resume import (
+    FinishedRun,
+    defect_lines,
+    finished_run,
+    keep_run,
+    parts_directory,
+)
 from specctl.tokenmap.sources import (
     ID_SUFFIXES,
     SourceFile,
@@ -42,7 +46,6 @@ from specctl.tokenmap.totals import Totals, artefact_of
 from specctl.tokenmap.worker import NUMBERS, Job, run_task, start_worker
 
 HELD_OUT = 0.1
-_RUN_FILE = "run.json"
 
 CountProgress = Callable[[Literal["reading", "encoding"], int, int], None]
 """Called with the phase, bytes (reading) or tasks (encoding) done, and in total."""
@@ -127,11 +130,11 @@ def count_corpus(
     chat = load_chat_template(tokenizer.path.parent) if corpus.uses_chat_template else None
     facts = _option_facts(corpus, chat)
     run_digest = files_digest(files, {**facts, "tokenizer": tokenizer.digest})
-    finished = _finished(options.counts, run_digest)
+    finished = finished_run(options.counts, run_digest)
     if finished is not None:
-        return CountResult(artefact=finished, diagnostics=())
+        return _result(finished)
     tasks = plan_tasks(files)
-    with _directory(options.counts, run_digest) as directory:
+    with parts_directory(options.counts, run_digest) as directory:
         job = Job(
             tokenizer=tokenizer.path,
             plan=plan if isinstance(plan, FastPlan) else None,
@@ -150,10 +153,8 @@ def count_corpus(
             totals = _balanced(totals, tasks, job, options, tokenizer)
         _refuse_empty(totals, files)
         artefact = artefact_of(totals, tokenizer, plan, facts, _rule(corpus))
-        if options.counts is not None:
-            write_counts(options.counts, artefact)
-            write_text_atomic(_run_file(options.counts), json.dumps({"run": run_digest}))
-    return CountResult(artefact=artefact, diagnostics=_diagnostics(totals))
+        keep_run(options.counts, run_digest, artefact, totals.defects)
+    return _result(FinishedRun(artefact=artefact, defects=totals.defects))
 
 
 def _count_ids(
@@ -174,8 +175,15 @@ def _count_ids(
                 expected="only `.bin` and `.npy`, or only texts",
             )
         )
+    if find_spec("numpy") is None:
+        raise missing_package("numpy", files[0].path)
     from specctl.tokenmap.token_ids import artefact_of_ids
 
+    facts = {"held_out": _rule(corpus), "id_type": corpus.id_type or ""}
+    run_digest = files_digest(files, {**facts, "tokenizer": tokenizer.digest})
+    finished = finished_run(options.counts, run_digest)
+    if finished is not None:
+        return _result(finished)
     artefact = artefact_of_ids(
         files,
         tokenizer,
@@ -184,9 +192,8 @@ def _count_ids(
         held_out=_rule(corpus),
         progress=progress,
     )
-    if options.counts is not None:
-        write_counts(options.counts, artefact)
-    return CountResult(artefact=artefact, diagnostics=())
+    keep_run(options.counts, run_digest, artefact, {})
+    return _result(FinishedRun(artefact=artefact, defects={}))
 
 
 def choose_plan(tokenizer: LoadedTokenizer, method: Literal["auto", "batch"]) -> FastPlan | str:
@@ -222,59 +229,6 @@ def _rule(corpus: CorpusSpec) -> str:
     return f"fraction {corpus.held_out:g} of the documents, by the digest of their text"
 
 
-def _finished(path: Path | None, run_digest: str) -> CountArtefact | None:
-    """Return the artefact of an earlier run of the same corpus, None when there is no file."""
-    if path is None or not path.exists():
-        return None
-    artefact = read_counts(path)
-    if not _is_run(_run_file(path), run_digest):
-        raise _elsewhere(path)
-    return artefact
-
-
-def _run_file(path: Path) -> Path:
-    """Return the file that says which run a count file is of: names, sizes and times of change."""
-    return path.with_name(f"{path.name}.run")
-
-
-def _is_run(path: Path, run_digest: str) -> bool:
-    try:
-        return bool(json.loads(path.read_text("utf-8")) == {"run": run_digest})
-    except (OSError, ValueError):
-        return False
-
-
-def _elsewhere(path: Path) -> DiagnosticError:
-    return DiagnosticError(
-        diagnose(
-            "SD433",
-            where=str(path),
-            message="holds counts of another corpus, tokenizer or other options",
-            expected="the same files, tokenizer and options as this time",
-            found="a different run",
-        )
-    )
-
-
-@contextmanager
-def _directory(counts: Path | None, run_digest: str) -> Iterator[Path]:
-    """Yield where parts are kept: beside the count file, or for this run only."""
-    if counts is None:
-        with tempfile.TemporaryDirectory(prefix="specctl-counts-") as name:
-            yield Path(name)
-        return
-    directory = counts.with_name(f"{counts.name}.parts")
-    directory.mkdir(parents=True, exist_ok=True)
-    run = directory / _RUN_FILE
-    if run.exists():
-        if not _is_run(run, run_digest):
-            raise _elsewhere(directory)
-    else:
-        write_text_atomic(run, json.dumps({"run": run_digest}))
-    yield directory
-    shutil.rmtree(directory)
-
-
 def _count(
     tasks: Sequence[Task],
     job: Job,
@@ -284,7 +238,7 @@ def _count(
 ) -> Totals:
     """Do the tasks that have no part yet, then add all parts."""
     total = sum(task.num_bytes for task in tasks)
-    waiting = [task for task in tasks if read_part(part_path(job.directory, task.number)) is None]
+    waiting = [task for task in tasks if not _is_done(job, task)]
     done = total - sum(task.num_bytes for task in waiting)
     by_number = {task.number: task for task in waiting}
     for number in _runner(options)(job, waiting, options):
@@ -303,6 +257,14 @@ def _count(
             progress("encoding", place, len(tasks))
     totals.finish()
     return totals
+
+
+def _is_done(job: Job, task: Task) -> bool:
+    """Whether a part of an earlier run serves: units need the plan that says how to encode them."""
+    part = read_part(part_path(job.directory, task.number))
+    if part is None:
+        return False
+    return job.plan is not None or not any(result.has_units for result in part[1].values())
 
 
 Runner = Callable[[Job, Sequence[Task], CountOptions], Iterator[int]]
@@ -366,40 +328,34 @@ def _balanced(
 
 def _refuse_empty(totals: Totals, files: Sequence[SourceFile]) -> None:
     if totals.num_documents == 0:
+        what = "the file holds" if len(files) == 1 else f"{len(files)} files hold"
         raise DiagnosticError(
-            [
-                diagnose(
-                    "SD422",
-                    where=files[0].path,
-                    message=f"{len(files)} files hold no text",
-                    notes=_defect_lines(totals),
-                )
-            ]
+            diagnose(
+                "SD422",
+                where=files[0].path,
+                message=f"{what} no text",
+                notes=defect_lines(totals.defects) or ("blank files are no documents",),
+            )
         )
 
 
-def _defect_lines(totals: Totals) -> tuple[str, ...]:
-    return tuple(
-        f"{num} x {kind}, first at {where}" for kind, (num, where) in sorted(totals.defects.items())
-    )
-
-
-def _diagnostics(totals: Totals) -> tuple[Diagnostic, ...]:
+def _result(run: FinishedRun) -> CountResult:
+    """Return the artefact with what is to be said of it, the same however it was come by."""
     found = []
-    lines = _defect_lines(totals)
-    if lines:
-        num = sum(num for num, _ in totals.defects.values())
-        first = min(where for _, where in totals.defects.values())
+    if run.defects:
+        num = sum(num for num, _ in run.defects.values())
+        first = min(where for _, where in run.defects.values())
         found.append(
             diagnose(
                 "SD434",
                 where=first,
                 message=f"{num} parts of the corpus are no text as they stand",
-                notes=lines,
+                notes=defect_lines(run.defects),
             )
         )
-    if not totals.has_both_sides:
+    sides = (run.artefact.counted, run.artefact.held_out)
+    if not all(side.num_documents for side in sides):
         found.append(
             diagnose("SD427", where="CORPUS", message="no document is on the held-out side")
         )
-    return tuple(found)
+    return CountResult(artefact=run.artefact, diagnostics=tuple(found))

@@ -58,6 +58,11 @@ class GroupResult:
     nums: bytes
     firsts: tuple[bytes, bytes, bytes]
 
+    @property
+    def has_units(self) -> bool:
+        """Whether something is still to be encoded."""
+        return bool(self.nums or self.firsts[2])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSummary:

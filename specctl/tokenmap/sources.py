@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.tokenmap.documents import matching_files
+from specctl.tokenmap.listing import ListedFile, listed_files, suffix_of
 
 TASK_BYTES = 32 << 20
 STDIN = "-"
@@ -33,6 +34,8 @@ LINE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 COLUMN_SUFFIXES = frozenset({".parquet", ".arrow", ".feather"})
 PACKED_SUFFIXES = frozenset({".gz", ".zst"})
 ID_SUFFIXES = frozenset({".bin", ".npy"})
+_READ_SUFFIXES = TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES | COLUMN_SUFFIXES | {".npy"}
+_STDIN = ListedFile(path=STDIN, real_path=STDIN, num_bytes=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +57,8 @@ class SourceFile:
     @property
     def kind(self) -> str:
         """Suffix that decides the reader, that of compression left out."""
-        path = Path(self.path)
-        return (path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path).suffix.lower()
+        path = Path(self.path.lower())
+        return (path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path).suffix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +97,8 @@ def find_files(arguments: Sequence[str], *, held_out: bool = False) -> tuple[Sou
     problems: list[Diagnostic] = []
     for argument in arguments:
         name, path = _named(argument)
-        files = [STDIN] if path == STDIN else [str(p) for p in matching_files(path, _is_read)]
-        if not files:
+        entries = [_STDIN] if path == STDIN else listed_files(path, _is_read)
+        if not entries:
             problems.append(
                 diagnose(
                     "SD422",
@@ -105,13 +108,15 @@ def find_files(arguments: Sequence[str], *, held_out: bool = False) -> tuple[Sou
                     found="nothing that matches",
                 )
             )
-        is_only = len(arguments) == 1 and name is None and Path(path).is_dir()
-        for file in files:
-            domain = name or _domain_of(file, path, is_only=is_only)
-            size = 0 if file == STDIN else Path(file).stat().st_size
-            key = file if file == STDIN else str(Path(file).resolve())
-            entry = SourceFile(path=file, domain=domain, num_bytes=size, held_out=held_out)
-            found.setdefault(key, entry)
+        domains = _domains(path, name, is_only=len(arguments) == 1)
+        for entry in entries:
+            file = SourceFile(
+                path=entry.path,
+                domain=domains(entry.path),
+                num_bytes=entry.num_bytes,
+                held_out=held_out,
+            )
+            found.setdefault(entry.real_path, file)
     if not arguments:
         problems.append(diagnose("SD422", where="CORPUS", message="no corpus was named"))
     if problems:
@@ -127,27 +132,41 @@ def _named(argument: str) -> tuple[str | None, str]:
     return None, argument
 
 
-def _domain_of(file: str, argument: str, *, is_only: bool) -> str:
-    if file == STDIN:
-        return "stdin"
-    root = Path(argument)
-    if is_only:
-        inside = Path(file).relative_to(root).parts
-        if len(inside) > 1:
-            return inside[0]
-    if root.is_dir():
-        return root.resolve().name or "root"
-    if root.is_file():
-        return root.name.split(".")[0] or root.name
-    return Path(file).parent.name or "files"
+def _domains(argument: str, name: str | None, *, is_only: bool) -> Callable[[str], str]:
+    """Return what names the domain of each file of an argument."""
+    root = Path(argument).expanduser()
+    if name is not None or argument == STDIN:
+        fixed = name or "stdin"
+    elif root.is_dir():
+        fixed = root.resolve().name or "root"
+        if is_only:
+            return lambda file: _first_directory(file, root) or fixed
+    elif root.is_file():
+        fixed = root.name.split(".")[0] or root.name
+    else:
+        return lambda file: Path(file).parent.name or "files"
+    return lambda file: fixed
 
 
-def _is_read(path: Path) -> bool:
-    suffix = path.suffix.lower()
+def _first_directory(file: str, root: Path) -> str:
+    inside = file.removeprefix(str(root)).lstrip(os.sep) if str(root) != "." else file
+    first, mark, _ = inside.partition(os.sep)
+    return first if mark else ""
+
+
+def _kind_of(name: str) -> str:
+    suffix = suffix_of(name)
     if suffix in PACKED_SUFFIXES:
-        suffix = path.with_suffix("").suffix.lower()
+        suffix = suffix_of(name.removesuffix(suffix))
+    return suffix.lower()
+
+
+def _is_read(name: str) -> bool:
+    suffix = suffix_of(name).lower()
+    if suffix in PACKED_SUFFIXES:
+        suffix = suffix_of(name[: -len(suffix)]).lower()
         return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES
-    return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES | COLUMN_SUFFIXES | {".npy"}
+    return suffix in _READ_SUFFIXES
 
 
 def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int = TASK_BYTES) -> tuple[Task, ...]:
@@ -164,7 +183,7 @@ def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int = TASK_BYTES) -> 
             size = 0
 
     for file in files:
-        is_lines = Path(file.path).suffix.lower() in LINE_SUFFIXES
+        is_lines = suffix_of(file.path).lower() in LINE_SUFFIXES
         if is_lines and file.num_bytes > 2 * task_bytes:
             close()
             for begin in range(0, file.num_bytes, task_bytes):
@@ -183,7 +202,7 @@ def files_digest(files: Sequence[SourceFile], options: dict[str, str]) -> str:
     """Return a digest of what a run reads: names, sizes, times of change and options."""
     facts = []
     for file in files:
-        changed = 0 if file.path == STDIN else Path(file.path).stat().st_mtime_ns
-        facts.append([asdict(file), changed])
+        changed = 0 if file.path == STDIN else os.stat(file.path).st_mtime_ns  # noqa: PTH116
+        facts.append([file.path, file.domain, file.num_bytes, file.held_out, changed])
     text = json.dumps([facts, options], sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

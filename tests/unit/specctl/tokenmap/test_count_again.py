@@ -1,0 +1,112 @@
+"""Counting again: what of an earlier run is used, what is done anew, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.tokenmap import count_corpus as counting
+from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions, CountResult, count_corpus
+from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
+from specctl.tokenmap.sources import find_files, plan_tasks
+from tests.tiny_tokenizers import tokenizer_json
+
+needs_arrow = pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="pyarrow (extra tokenmap) is not installed"
+)
+needs_numpy = pytest.mark.skipif(
+    importlib.util.find_spec("numpy") is None, reason="numpy (extra tokenmap) is not installed"
+)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> LoadedTokenizer:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer_json("smollm2"), "utf-8")
+    return load_tokenizer(path)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    root = tmp_path / "corpus"
+    root.mkdir()
+    for number in range(30):
+        (root / f"{number}.txt").write_text(f"A text with {number} in it, and more.", "utf-8")
+    return root
+
+
+def run(corpus: Path, tokenizer: LoadedTokenizer, **options: object) -> CountResult:
+    return count_corpus(
+        CorpusSpec(sources=(str(corpus),)),
+        tokenizer,
+        CountOptions(**{"workers": 1, **options}),  # type: ignore[arg-type]
+    )
+
+
+@needs_arrow
+def test_parts_of_the_fast_way_are_counted_anew_by_the_other(
+    corpus: Path, tokenizer: LoadedTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "plan_tasks", lambda files: plan_tasks(files, task_bytes=300))
+    path = tmp_path / "corpus.counts"
+    real, done = counting.run_task, []
+
+    def stopped(job: object, task: object) -> int:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(real(job, task))  # type: ignore[arg-type]
+        return done[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(counting, "run_task", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tokenizer, counts=path)
+    resumed = run(corpus, tokenizer, counts=path, method="batch").artefact
+    whole = run(corpus, tokenizer, method="batch").artefact
+    assert (resumed.counted, resumed.held_out) == (whole.counted, whole.held_out)
+
+
+def test_what_was_left_out_is_said_again(
+    corpus: Path, tokenizer: LoadedTokenizer, tmp_path: Path
+) -> None:
+    (corpus / "bad.txt").write_bytes(b"\0binary")
+    path = tmp_path / "corpus.counts"
+    first = run(corpus, tokenizer, counts=path)
+    assert [d.code for d in first.diagnostics] == ["SD434"]
+    assert run(corpus, tokenizer, counts=path) == first
+
+
+@needs_numpy
+def test_a_count_file_of_token_ids_is_used_again_and_not_overwritten(
+    corpus: Path, tokenizer: LoadedTokenizer, tmp_path: Path
+) -> None:
+    import numpy as np
+
+    ids, path = tmp_path / "ids.npy", tmp_path / "ids.counts"
+    np.save(ids, np.arange(50))
+    first = run(ids, tokenizer, counts=path)
+    assert run(ids, tokenizer, counts=path).artefact == first.artefact
+    with pytest.raises(DiagnosticError) as caught:
+        run(corpus, tokenizer, counts=path)
+    assert [d.code for d in caught.value.diagnostics] == ["SD433"]
+    text_counts = tmp_path / "corpus.counts"
+    run(corpus, tokenizer, counts=text_counts)
+    before = text_counts.read_bytes()
+    with pytest.raises(DiagnosticError) as caught:
+        run(ids, tokenizer, counts=text_counts)
+    assert [d.code for d in caught.value.diagnostics] == ["SD433"]
+    assert text_counts.read_bytes() == before
+
+
+def test_a_packed_file_is_known_by_its_name_in_capitals(tmp_path: Path) -> None:
+    root = tmp_path / "corpus"
+    root.mkdir()
+    line = b'{"text": "one line"}\n'
+    (root / "a.jsonl").write_bytes(line)
+    (root / "B.JSONL.GZ").write_bytes(gzip.compress(line))
+    kinds = {file.kind for file in find_files([str(root)])}
+    assert kinds == {".jsonl"}
