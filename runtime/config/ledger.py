@@ -22,12 +22,15 @@ _LOWEST = {
     "max_ngram": 1,
     "dynamic_rows": 0,
     "dynamic_rank": 0,
+    "tensor_parallel": 1,
+    "draft_tensor_parallel": 1,
 }
+_SHORT = {"tensor_parallel": "--tp", "draft_tensor_parallel": "--draft-tp"}
 
 
 def option_name(setting: str) -> str:
     """Return the command-line spelling of a setting."""
-    return "--" + setting.replace("_", "-")
+    return _SHORT.get(setting) or "--" + setting.replace("_", "-")
 
 
 class Ledger:

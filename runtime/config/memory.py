@@ -62,11 +62,25 @@ def affordable_blocks(
     kv_block_size: int,
     with_draft: bool,
     budget_bytes: int,
+    num_ranks: int = 1,
+    shares_memory: bool = False,
 ) -> int:
-    """Return how many KV blocks fit beside the weights into a budget."""
-    weights = weight_bytes(manifest, dtype, with_draft=with_draft)
+    """Return how many KV blocks fit beside the weights into a budget.
+
+    Args:
+        manifest: sizes.
+        dtype: of weights and KV.
+        kv_block_size: tokens of a KV block.
+        with_draft: whether a draft is loaded.
+        budget_bytes: of this process.
+        num_ranks: each holds its part of weights and blocks. A draft that is whole on every rank
+            is counted as if it were split: it is small beside the target.
+        shares_memory: all ranks draw on the same budget.
+    """
+    parts = 1 if shares_memory else num_ranks
+    weights = -(-weight_bytes(manifest, dtype, with_draft=with_draft) // parts)
     block = kv_block_bytes(manifest, dtype, kv_block_size=kv_block_size, with_draft=with_draft)
-    return max(0, (budget_bytes - weights) // block)
+    return max(0, (budget_bytes - weights) // -(-block // parts))
 
 
 def memory_budget(ledger: Ledger, device: torch.device, free_bytes: int | None) -> int:

@@ -13,6 +13,7 @@ import torch
 from runtime.config.devices import settle_device, settle_dtype
 from runtime.config.ledger import Ledger
 from runtime.config.memory import affordable_blocks, memory_budget, settle_lengths
+from runtime.config.parallel import refuse_over_ranks, settle_ranks
 from runtime.config.reduced_head import settle_dynamic_rows
 from runtime.config.speculation import (
     check_draft_context,
@@ -47,12 +48,14 @@ def resolve_config(
 
     Raises:
         DiagnosticError: SD804 (KV budget), SD806 and SD807 (proposer and its width), SD809 (dtype),
-            SD830 (device), SD832 (range), all findings together.
+            SD830 (device), SD832 (range), SD852 (ranks), all findings together.
     """
     ledger = Ledger(overrides or Overrides())
     device = settle_device(ledger)
     dtype = settle_dtype(ledger, manifest, device)
     proposer, gamma = settle_proposer(ledger, manifest)
+    tensor_parallel, draft_tensor_parallel = settle_ranks(ledger, manifest, proposer)
+    refuse_over_ranks(ledger, tensor_parallel)
     ledger.raise_errors()
     max_num_requests = ledger.pick("max_num_requests", DEFAULT_MAX_NUM_REQUESTS)
     num_rows = _settle_rows(ledger, device, max_num_requests, gamma)
@@ -63,6 +66,8 @@ def resolve_config(
         kv_block_size=kv_block_size,
         with_draft=proposer in DRAFT_PROPOSERS,
         budget_bytes=memory_budget(ledger, device, free_bytes),
+        num_ranks=tensor_parallel,
+        shares_memory=device.type == "cpu",
     )
     max_model_len, num_kv_blocks = settle_lengths(
         ledger,
@@ -100,6 +105,8 @@ def resolve_config(
         cost_table=ledger.pick("cost_table", manifest.graphs.cost_table, origin="manifest"),
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,
+        tensor_parallel=tensor_parallel,
+        draft_tensor_parallel=draft_tensor_parallel,
         target_vocab_size=ledger.note("target_vocab_size", target.vocab_size, "manifest"),
         eos_ids_target=ledger.note("eos_ids_target", target.eos_token_ids, "manifest"),
         origins=ledger.origins,

@@ -87,6 +87,8 @@ class Overrides:
     dynamic_rows: int | None = None
     dynamic_rank: int | None = None
     force_anchor_layout: str | None = None
+    tensor_parallel: int | None = None
+    draft_tensor_parallel: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +123,8 @@ class RuntimeConfig:
             draft's choice, the newest so many; greedy drafts of a head shared with the target only.
         dynamic_rank: dimensions of the projection of the head that brings back further ids; 0: none
             are.
+        tensor_parallel: ranks that the target is split over; KV heads and blocks are those of one.
+        draft_tensor_parallel: the same number, or 1: the draft is whole on every rank.
         verification: how drafts of sampled requests are decided about.
         target_vocab_size: rows of the target's embedding.
         eos_ids_target: target ids that end a request.
@@ -153,6 +157,8 @@ class RuntimeConfig:
     cost_table: str | None = None
     dynamic_rows: int = 0
     dynamic_rank: int = 0
+    tensor_parallel: int = 1
+    draft_tensor_parallel: int = 1
 
     def draft_width_of(self, num_drafts: int) -> int:
         """Return the slots in the draft forward of a round with fewer drafts, 0 without drafts."""

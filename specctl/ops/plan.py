@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from specctl.contract.codec import load_manifest
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-from specctl.contract.manifest import Decoder, Manifest
+from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.rank_split import rank_problems
 from specctl.contract.stage_split import Stage, split_stages
 
 
@@ -83,29 +83,6 @@ def plan(
         balance=max(s.num_bytes for s in stages) * len(stages) / total if total else 1.0,
         draft_layout=None if facts.draft is None else f"pp=1, tp={tensor_parallel}",
     )
-
-
-def rank_problems(manifest: Manifest, tensor_parallel: int) -> list[Diagnostic]:
-    """Return SD852 for each dimension of target and draft that the ranks do not divide."""
-    stacks: list[tuple[str, Decoder]] = [("target", manifest.target.decoder)]
-    if manifest.draft is not None:
-        stacks.append(("draft", manifest.draft.decoder))
-    return [
-        diagnose(
-            "SD852",
-            where=f"manifest#/{part}/decoder/{name}",
-            message=f"the {part}'s {name} is {size}, which {tensor_parallel} ranks do not divide",
-            expected=f"a divisor of {size}",
-            found=tensor_parallel,
-        )
-        for part, decoder in stacks
-        for name, size in (
-            ("num_attention_heads", decoder.num_attention_heads),
-            ("num_kv_heads", decoder.num_kv_heads),
-            ("intermediate_size", decoder.intermediate_size),
-        )
-        if size % tensor_parallel
-    ]
 
 
 def _row(stage: Stage, tensor_parallel: int) -> StageRow:
