@@ -8,23 +8,25 @@ cut; memory is bounded by `MAX_PIECE_BYTES`. A defect is a counted `Defect`, nev
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, cast
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.tokenmap.chat import ChatTemplate
 from specctl.tokenmap.documents import CHAT_FIELDS, MAX_LINE_BYTES, line_value, row_text
 from specctl.tokenmap.languages import language_of
+from specctl.tokenmap.listing import suffix_of
 from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, STDIN, SourceFile, Task
 
 PIECE_BYTES = 4 << 20
 MAX_PIECE_BYTES = 64 << 20
+_BUFFER_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -112,7 +114,7 @@ def _failure(error: Exception) -> str:
 
 @contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
-    suffix = Path(path).suffix.lower()
+    suffix = suffix_of(path).lower()
     if path == STDIN:
         yield sys.stdin.buffer
     elif suffix == ".gz":
@@ -124,22 +126,28 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
         with open_zstd(path) as stream:
             yield stream
     else:
-        with Path(path).open("rb") as plain:
-            yield plain
+        with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as plain:
+            yield cast("IO[bytes]", plain)
 
 
 def _from_text(stream: IO[bytes], file: SourceFile, reading: Reading) -> Iterator[Piece | Defect]:
-    buffer = stream.read(PIECE_BYTES).removeprefix(_BOM)
+    # One byte more than the file holds: a short read is its end and needs no second one.
+    size = PIECE_BYTES
+    if file.num_bytes and not file.is_packed:
+        size = min(size, file.num_bytes + 1)
+    buffer = stream.read(size)
+    is_end = len(buffer) < size
+    buffer = buffer.removeprefix(_BOM)
     if b"\0" in buffer[:8192]:
         yield Defect(kind="a binary file", where=file.path)
         return
     language = language_of(file.kind, buffer)
     is_first, searched = True, 0
     while True:
-        block = stream.read(PIECE_BYTES)
+        block = b"" if is_end else stream.read(PIECE_BYTES)
         place = len(buffer)
         if block:
-            place = _last_cut(buffer, searched) if reading.can_cut else 0
+            place = last_cut(buffer, searched, len(buffer)) if reading.can_cut else 0
             searched = 0 if place else len(buffer) - 1
         if not place and len(buffer) > MAX_PIECE_BYTES:
             yield Defect(kind="text without a place where it may be cut", where=file.path)
@@ -159,15 +167,24 @@ def _from_text(stream: IO[bytes], file: SourceFile, reading: Reading) -> Iterato
         buffer = buffer[place:] + block
 
 
-def _last_cut(buffer: bytes, start: int) -> int:
-    """Return the last place at or after `start` where a document may be cut, 0: none."""
-    end = len(buffer) - 1
-    while (at := buffer.rfind(b" ", max(start, 2), end)) >= 0:
+def last_cut(data: bytes, start: int, end: int) -> int:
+    """Return the last place in [start, end) where a document may be cut, 0: none."""
+    while (at := data.rfind(b" ", max(start, 2), end)) >= 0:
         # bytes.isalpha knows ASCII letters only.
-        if buffer[at - 2 : at].isalpha() and buffer[at + 1 : at + 2].isalpha():
+        if data[at - 2 : at].isalpha() and data[at + 1 : at + 2].isalpha():
             return at
         end = at
     return 0
+
+
+def next_cut(data: bytes, start: int) -> int:
+    """Return the first place at or after `start` where a document may be cut, else its end."""
+    at = max(start, 2)
+    while (at := data.find(b" ", at)) >= 0:
+        if data[at - 2 : at].isalpha() and data[at + 1 : at + 2].isalpha():
+            return at
+        at += 1
+    return len(data)
 
 
 def _bad_byte(data: bytes) -> int | None:

@@ -34,7 +34,8 @@ LINE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 COLUMN_SUFFIXES = frozenset({".parquet", ".arrow", ".feather"})
 PACKED_SUFFIXES = frozenset({".gz", ".zst"})
 ID_SUFFIXES = frozenset({".bin", ".npy"})
-_READ_SUFFIXES = TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES | COLUMN_SUFFIXES | {".npy"}
+_PACKED_KINDS = TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES
+_READ_SUFFIXES = _PACKED_KINDS | COLUMN_SUFFIXES | {".npy"}
 _STDIN = ListedFile(path=STDIN, real_path=STDIN, num_bytes=0)
 
 
@@ -57,8 +58,12 @@ class SourceFile:
     @property
     def kind(self) -> str:
         """Suffix that decides the reader, that of compression left out."""
-        path = Path(self.path.lower())
-        return (path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path).suffix
+        return _kind_of(self.path)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the file is compressed as a whole."""
+        return suffix_of(self.path).lower() in PACKED_SUFFIXES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,18 +160,14 @@ def _first_directory(file: str, root: Path) -> str:
 
 
 def _kind_of(name: str) -> str:
-    suffix = suffix_of(name)
-    if suffix in PACKED_SUFFIXES:
-        suffix = suffix_of(name.removesuffix(suffix))
-    return suffix.lower()
+    suffix = suffix_of(name).lower()
+    return suffix_of(name[: -len(suffix)]).lower() if suffix in PACKED_SUFFIXES else suffix
 
 
 def _is_read(name: str) -> bool:
-    suffix = suffix_of(name).lower()
-    if suffix in PACKED_SUFFIXES:
-        suffix = suffix_of(name[: -len(suffix)]).lower()
-        return suffix in TEXT_SUFFIXES | CODE_SUFFIXES | LINE_SUFFIXES
-    return suffix in _READ_SUFFIXES
+    kind = _kind_of(name)
+    is_packed = suffix_of(name).lower() in PACKED_SUFFIXES
+    return kind in (_PACKED_KINDS if is_packed else _READ_SUFFIXES)
 
 
 def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int = TASK_BYTES) -> tuple[Task, ...]:

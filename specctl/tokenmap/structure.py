@@ -1,8 +1,8 @@
 """Decide from tokenizer.json whether units may be encoded one by one, and how.
 
 Invariants: only listed normalizers, pre-tokenizers, models and options are accepted; anything else,
-known or not, gives a reason and the documents are encoded whole. A document that holds the text of
-an added token is encoded whole too, so no flag of an added token has to be imitated.
+known or not, gives a reason and the documents are encoded whole. Text around an added token is
+encoded as it stands too, so no flag of an added token has to be imitated.
 *Source:* the pre-tokenizer patterns published with GPT-2, cl100k, o200k, Llama 3 and Qwen 2.
 """
 
@@ -43,7 +43,7 @@ _PATTERNS: Mapping[str, Rules] = {
 _NFC_MAKES_ASCII = ("\u037e", "\u1fef", "\u212a")
 _SPACE_SIGN = "\u2581"
 SEPARATOR = "\U0010fffe"
-"""Stands between units that are encoded together; a document that holds it is encoded whole."""
+"""Stands between units that are encoded together; is itself one of `FastPlan.whole_if`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,8 @@ class FastPlan:
         inner: tokenizer.json text for units that do not begin a document.
         letters: tokenizer.json text for units ` ?[A-Za-z]+`, which is faster; None: `inner`.
         first_differs: the first unit of a document needs the tokenizer as published.
-        whole_if: a document that contains one of these is encoded whole.
+        whole_if: text around one of these is encoded as it stands, up to the next
+            `cuts.PIECE_CUT`; the whole document where the first unit differs.
         reason: one phrase for the report.
     """
 
@@ -227,7 +228,9 @@ def _whole_if(config: dict[str, Any], normalizers: list[dict[str, Any]]) -> tupl
                 raise _NotFastError("added tokens that are looked for in normalized text")
             marks.update(_NFC_MAKES_ASCII)
         touches = token.get("rstrip") or token.get("single_word") or content[:1] == " "
-        if cuts.cut_places(content, cuts.PIECE_CUT) or (
+        # Letters around it: what stands beside a token may complete a place to cut.
+        inside = cuts.cut_places(f"xx{content}x", cuts.PIECE_CUT)
+        if any(2 < place < 2 + len(content) for place in inside) or (
             touches and (content[-1:].isalpha() or content[:1] == " ")
         ):
             raise _NotFastError("added tokens that a cut document could lose")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.parts import Group, GroupResult, PartSummary, part_path, write_part
-from specctl.tokenmap.readers import Defect, Piece, Reading, read_pieces
+from specctl.tokenmap.readers import Defect, Piece, Reading, last_cut, next_cut, read_pieces
 from specctl.tokenmap.sources import SourceFile, Task
 from specctl.tokenmap.split import paragraphs
 from specctl.tokenmap.structure import FastPlan
@@ -140,16 +140,44 @@ class TaskRun:
 
     def _add(self, held: _Held, piece: Piece) -> None:
         held.num_text_bytes += len(piece.data)
+        for data, is_whole in self._parts(piece.data):
+            if is_whole:
+                self._hold_whole(held, data)
+            else:
+                self._hold(held, data)
+
+    def _parts(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield the parts of a piece and whether they are encoded as they stand."""
         plan = self._job.plan
-        if plan is None or any(mark.search(piece.data) for mark in self._marks):
-            held.whole.append(piece.data.decode("utf-8"))
-            held.whole_bytes += len(piece.data)
-            if held.whole_bytes > _WHOLE_BYTES:
-                self._encode(held)
+        if plan is None:
+            yield data, True
             return
-        held.documents.append(piece.data)
-        held.held_bytes += len(piece.data)
-        self._held_bytes += len(piece.data)
+        spans = [m.span() for marks in self._marks for m in marks.finditer(data)]
+        if not spans:
+            yield data, False
+            return
+        if plan.first_differs:  # a part in the middle would be encoded like a beginning
+            yield data, True
+            return
+        end = 0
+        for low, high in windows(data, sorted(spans)):
+            if low > end:
+                yield data[end:low], False
+            yield data[low:high], True
+            end = high
+        if end < len(data):
+            yield data[end:], False
+
+    def _hold_whole(self, held: _Held, data: bytes) -> None:
+        held.whole.append(data.decode("utf-8"))
+        held.whole_bytes += len(data)
+        if held.whole_bytes > _WHOLE_BYTES:
+            self._encode(held)
+
+    def _hold(self, held: _Held, data: bytes) -> None:
+        held.documents.append(data)
+        held.held_bytes += len(data)
+        self._held_bytes += len(data)
         if held.held_bytes > _GROUP_BYTES:
             self._scan(held)
         elif self._held_bytes > _HELD_BYTES:
@@ -207,6 +235,26 @@ class TaskRun:
             num_disk_bytes=num_disk_bytes,
         )
         write_part(path, summary, groups)
+
+
+def windows(data: bytes, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of a text around some spans, from one `cuts.PIECE_CUT` to another.
+
+    Args:
+        data: UTF-8.
+        spans: ascending (begin, end) offsets.
+
+    Returns:
+        Ascending, disjoint (begin, end) offsets that hold all spans.
+    """
+    found: list[tuple[int, int]] = []
+    for begin, end in spans:
+        if found and begin < found[-1][1]:
+            low, high = found.pop()
+            found.append((low, high if end < high else next_cut(data, end)))
+        else:
+            found.append((last_cut(data, 0, begin), next_cut(data, end)))
+    return found
 
 
 def _mark_patterns(marks: tuple[str, ...]) -> tuple[re.Pattern[bytes], ...]:

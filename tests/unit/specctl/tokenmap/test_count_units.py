@@ -148,6 +148,8 @@ CHANGES = {
     "invert": lambda c: c["pre_tokenizer"]["pretokenizers"][0].update(invert=True),
     "prefix": lambda c: c["pre_tokenizer"]["pretokenizers"][1].update(add_prefix_space=True),
     "added": lambda c: c["added_tokens"][0].update(content="ab cd ef"),
+    "added, cut with letters beside it": lambda c: c["added_tokens"][0].update(content="b c"),
+    "added, ends in a space": lambda c: c["added_tokens"][0].update(content="b "),
 }
 
 

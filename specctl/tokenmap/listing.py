@@ -1,0 +1,77 @@
+"""List the files that a path or a pattern names, with one look at each.
+
+Invariants: sorted by path inside the directory, whatever the file system gives; hidden entries and
+linked directories are left out of a directory.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedFile:
+    """One file that was found.
+
+    Args:
+        path: as it was found.
+        real_path: links resolved; the same for two names of one file.
+        num_bytes: its size.
+    """
+
+    path: str
+    real_path: str
+    num_bytes: int
+
+
+def listed_files(source: str, is_read: Callable[[str], bool]) -> list[ListedFile]:
+    """Return the files that a path or pattern names, sorted; of a directory those `is_read`.
+
+    Args:
+        source: a file, a directory or a pattern with `*`, `?` or `[`.
+        is_read: tells from a file's name whether it is taken from a directory.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return [_listed(path)]
+    if path.is_dir():
+        prefix = len(str(path)) if str(path) != "." else 0
+        inside = _inside(str(path), str(path.resolve()), is_read)
+        return sorted(inside, key=lambda file: file.path[prefix:].replace(os.sep, "/").lstrip("/"))
+    if glob.has_magic(source):
+        # The user's own pattern may be absolute, which Path.glob refuses.
+        matches = (Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        return sorted((_listed(m) for m in matches if m.is_file()), key=lambda file: file.path)
+    return []
+
+
+def suffix_of(name: str) -> str:
+    """Return the last suffix of a file name or path with its dot, as `Path.suffix` does."""
+    stem, dot, end = name.rpartition(".")
+    if not stem or not end or stem[-1] in "/\\" or "/" in end or "\\" in end:
+        return ""
+    return dot + end
+
+
+def _listed(path: Path) -> ListedFile:
+    return ListedFile(path=str(path), real_path=str(path.resolve()), num_bytes=path.stat().st_size)
+
+
+def _inside(path: str, real_path: str, is_read: Callable[[str], bool]) -> Iterator[ListedFile]:
+    """Yield the files below a directory, in no order."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            inside = entry.name if path == "." else entry.path
+            real = f"{real_path}{os.sep}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from _inside(inside, real, is_read)
+            elif is_read(entry.name) and entry.is_file():
+                if entry.is_symlink():
+                    real = str(Path(entry.path).resolve())
+                yield ListedFile(path=inside, real_path=real, num_bytes=entry.stat().st_size)
