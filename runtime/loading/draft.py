@@ -14,6 +14,12 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from runtime.loading.draft_embedding import (
+    embedding_origin,
+    embedding_problems,
+    embedding_ref,
+    log_embedding,
+)
 from runtime.loading.files import WeightFiles
 from runtime.loading.match import FLOAT_DTYPES, ID_DTYPES, MASK_DTYPES, Wanted, match_tensors
 from runtime.loading.reader import TensorReader, refuse_errors
@@ -41,11 +47,11 @@ from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest, Sharing, Target, TensorRef
+from specctl.contract.stage_split import DraftEmbedding
 
 # Roles that a file may hold without the model being built from them by role.
 _OPTIONAL_ROLES = ("embedding", "head", "d2t", "t2d")
 
-Origin = Literal["own", "target", "checkpoint"]
 Part = Literal["embedding", "head"]
 
 
@@ -57,27 +63,31 @@ def read_draft(
     device: torch.device,
     dtype: torch.dtype,
     ranks: Ranks = ONE_RANK,
+    is_dummy: bool = False,
 ) -> tuple[DraftModel, tuple[Diagnostic, ...]]:
     """Return the draft and the warnings of its files.
 
     Args:
         manifest: has a draft whose algorithm the runtime runs.
         manifest_dir: directory that relative paths count from.
-        target: the loaded target, None on a stage that does not hold its embedding and head.
+        target: what this stage holds of the target, None for nothing.
         device: where the weights go.
         dtype: of every weight.
         ranks: over which the draft is split; what it shares with the target stays as that is.
+        is_dummy: make the numbers up.
 
     Raises:
-        DiagnosticError: SD501, SD503, SD508, SD509 (tensors), SD402, SD405, SD702 (map), SD101,
-            SD104, SD132, SD135 (files).
+        DiagnosticError: SD801, SD858 (embedding), SD501, SD503, SD508, SD509 (tensors), SD402,
+            SD405, SD702 (map), SD101, SD104, SD132, SD135 (files).
     """
     facts, sharing = manifest.draft, manifest.sharing
     assert facts is not None, "a draft is read from a manifest that has one"
     assert sharing is not None, "a manifest with a draft says what it shares"
     directory = resolve_source(facts.source, manifest_dir)
-    origin = embedding_origin(sharing, target)
-    with WeightFiles(directory, [file.file for file in facts.files], device=device) as files:
+    origin = embedding_origin(manifest, target)
+    names = [file.file for file in facts.files]
+    with WeightFiles(directory, names, device=device, is_dummy=is_dummy) as files:
+        refuse_errors(embedding_problems(manifest, files.tensors, origin))
         builder = builder_of(manifest, facts)
         shapes = builder.shapes(facts)
         wanted = [
@@ -97,6 +107,7 @@ def read_draft(
             device=device,
             dtype=dtype,
             ranks=ranks,
+            is_dummy=is_dummy,
         )
         reader = TensorReader(
             files, {role: facts.tensors[role].key for role in shapes}, dtype=dtype, ranks=ranks
@@ -114,6 +125,7 @@ def read_draft(
             ranks=ranks,
         )
         reader.assert_all_taken()
+    log_embedding(embedding_ref(manifest, origin), origin, parameter="embedding.weight_RD")
     return model, warnings
 
 
@@ -160,13 +172,6 @@ def builder_of(manifest: Manifest, facts: Draft) -> Builder:
     return BUILDERS[facts.algorithm]
 
 
-def embedding_origin(sharing: Sharing, target: TargetModel | None) -> Origin:
-    """Return where the draft's input embedding comes from on this stage."""
-    if target is None:
-        return sharing.embedding_multi_stage
-    return sharing.embedding_single_stage
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shared:
     """Reads what may be the draft's own, the loaded target's, or in the target's files."""
@@ -179,11 +184,16 @@ class _Shared:
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks
+    is_dummy: bool
 
-    def embedding(self, origin: Origin) -> VocabEmbedding:
+    def embedding(self, origin: DraftEmbedding) -> VocabEmbedding:
         """Return the input embedding; the target's own tensor when it is shared."""
         if origin == "target" and self.target is not None and self.target.embedding is not None:
             return self.target.embedding
+        if origin == "head" and self.target is not None and self.target.head is not None:
+            return VocabEmbedding(
+                weight_RD=self.target.head.weight_RD, ranks=self.target.head.ranks
+            )
         if origin == "own":
             rows = self._read(self.files, self.facts.tensors["embedding"].key, "embedding")
         else:
@@ -210,7 +220,9 @@ class _Shared:
         return VocabHead(weight_RD=rows, num_ids=count, ranks=self.ranks)
 
     def _from_target_files(self, ref: TensorRef, part: Part | None) -> torch.Tensor:
-        with WeightFiles(self.target_directory, [ref.file], device=self.device) as files:
+        with WeightFiles(
+            self.target_directory, [ref.file], device=self.device, is_dummy=self.is_dummy
+        ) as files:
             return self._read(files, ref.key, part)
 
     def _read(self, files: WeightFiles, key: str, part: Part | None) -> torch.Tensor:
@@ -233,7 +245,7 @@ def _wanted(
 
 
 def _wanted_vocabulary(
-    manifest: Manifest, facts: Draft, sharing: Sharing, origin: Origin
+    manifest: Manifest, facts: Draft, sharing: Sharing, origin: DraftEmbedding
 ) -> list[Wanted]:
     """Return the embedding, head and map tensors that this stage reads from the draft's files."""
     vocabulary, hidden = manifest.vocabulary, facts.decoder.hidden_size

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from runtime.loading.load_format import dummy_weight
 from runtime.loading.shards import Shard
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
@@ -29,6 +30,7 @@ _TORCH_NAMES = {
     torch.bool: "BOOL",
 }
 
+_FLOATS = ("BF16", "F16", "F32")
 
 # What safetensors and torch raise for files that are damaged, refused or not weights at all.
 _READ_ERRORS = (SafetensorError, OSError, RuntimeError, UnpicklingError)
@@ -59,13 +61,21 @@ class StoredTensor:
 class WeightFiles:
     """Open weight files of one source; use as a context manager."""
 
-    def __init__(self, directory: Path, names: Iterable[str], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        names: Iterable[str],
+        *,
+        device: torch.device,
+        is_dummy: bool = False,
+    ) -> None:
         """Open every file and read its table of tensors.
 
         Args:
             directory: the source.
             names: files relative to it.
             device: where tensors are read to.
+            is_dummy: floats are made up (`load_format.dummy_weight`) and none is read; ids are.
 
         Raises:
             DiagnosticError: SD101 or SD132 (not a weight file), SD135 (no access), SD104 (a tensor
@@ -73,6 +83,7 @@ class WeightFiles:
         """
         self._stack = ExitStack()
         self._device = device
+        self._is_dummy = is_dummy
         self._readers: dict[str, Callable[[Shard | None], torch.Tensor]] = {}
         self.tensors: dict[str, StoredTensor] = {}
         with ExitStack() as guard:
@@ -109,7 +120,7 @@ class WeightFiles:
         """
         stored = self.tensors[key]
         try:
-            value = self._readers[key](shard)
+            value = self._reader(stored)(shard)
         except _READ_ERRORS as error:
             raise DiagnosticError(_unreadable(stored.file, error)) from error
         out = torch.empty(value.shape, dtype=dtype or value.dtype, device=self._device)
@@ -119,6 +130,11 @@ class WeightFiles:
             num_wrong = is_number.numel() - int(is_number.sum())
             raise DiagnosticError(_not_finite(stored, num_wrong, out))
         return out
+
+    def _reader(self, stored: StoredTensor) -> Callable[[Shard | None], torch.Tensor]:
+        if self._is_dummy and stored.dtype in _FLOATS:
+            return _tensor_reader(dummy_weight(stored.key, stored.shape))
+        return self._readers[stored.key]
 
     def _open(self, path: Path) -> None:
         try:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from runtime.loading.draft import read_draft
+from runtime.loading.load_format import LoadFormat, file_problems
 from runtime.loading.reader import refuse_errors
 from runtime.loading.target import read_target
 from runtime.models import (
@@ -29,6 +30,7 @@ from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.codec import verify_digests, verify_places
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.manifest import BLOCK_DRAFTS, Draft, Manifest
+from specctl.contract.stage_split import Stage
 
 _FACT_CHECKS: Mapping[str, Callable[[Draft], list[Diagnostic]]] = {
     "eagle": last_state_problems,
@@ -63,6 +65,8 @@ def load_models(
     with_draft: bool = True,
     ranks: Ranks = ONE_RANK,
     is_draft_split: bool = True,
+    stage: Stage | None = None,
+    load_format: LoadFormat = "auto",
 ) -> LoadedModels:
     """Return the manifest's models with every weight on `device` in `dtype`.
 
@@ -74,17 +78,28 @@ def load_models(
         with_draft: whether to load the draft, too; without it its files are not looked at.
         ranks: over which the models are split.
         is_draft_split: False keeps the draft's own tensors whole on every rank.
+        stage: of a pipeline; None: all of the target. The draft is the last stage's.
+        load_format: how files are read.
 
     Raises:
-        DiagnosticError: SD810-SD814 (facts), SD702, SD712 (files that changed), SD710 (tensors
-            stored otherwise than stated), and the codes of `read_target` and `read_draft`.
+        DiagnosticError: SD810-SD814 (facts), SD857 (load format), SD702, SD712 (files that
+            changed), SD710 (tensors stored otherwise than stated), and the codes of `read_target` and `read_draft`.
     """
     if not with_draft:
         manifest = _without_draft(manifest)
-    refuse_errors(_fact_problems(manifest))
+    refuse_errors([*_fact_problems(manifest), *file_problems(manifest, load_format)])
     refuse_errors(verify_digests(manifest, manifest_dir) or verify_places(manifest, manifest_dir))
-    target, warnings = read_target(manifest, manifest_dir, device=device, dtype=dtype, ranks=ranks)
-    if manifest.draft is None:
+    is_dummy = load_format == "dummy"
+    target, warnings = read_target(
+        manifest,
+        manifest_dir,
+        device=device,
+        dtype=dtype,
+        stage=stage,
+        ranks=ranks,
+        is_dummy=is_dummy,
+    )
+    if manifest.draft is None or not (stage is None or stage.has_head):
         return LoadedModels(target=target, draft=None, diagnostics=warnings)
     draft, draft_warnings = read_draft(
         manifest,
@@ -93,6 +108,7 @@ def load_models(
         device=device,
         dtype=dtype,
         ranks=ranks if is_draft_split else ONE_RANK,
+        is_dummy=is_dummy,
     )
     return LoadedModels(target=target, draft=draft, diagnostics=warnings + draft_warnings)
 

@@ -10,6 +10,7 @@ import torch
 from runtime.loading.files import WeightFiles
 from runtime.loading.match import Wanted, match_tensors
 from runtime.loading.reader import TensorReader, refuse_errors
+from runtime.loading.shards import shard_of
 from runtime.loading.target_keys import target_keys
 from runtime.models import TargetModel, target_shapes
 from runtime.parallel.ranks import ONE_RANK, Ranks
@@ -29,6 +30,7 @@ def read_target(
     dtype: torch.dtype,
     stage: Stage | None = None,
     ranks: Ranks = ONE_RANK,
+    is_dummy: bool = False,
 ) -> tuple[TargetModel, tuple[Diagnostic, ...]]:
     """Return the target, or one rank's shard of one stage of it, and the warnings of its files.
 
@@ -42,6 +44,7 @@ def read_target(
         dtype: of every weight.
         stage: None reads all of the target.
         ranks: of the stage.
+        is_dummy: make the numbers up.
 
     Raises:
         DiagnosticError: SD501, SD503, SD508 (tensors), SD815 (keys), SD816 (tied head), SD101,
@@ -52,7 +55,8 @@ def read_target(
     shapes = target_shapes(facts)
     keys = target_keys(facts, shapes)
     wanted = [Wanted(role=role, key=keys[role], shape=shape) for role, shape in shapes.items()]
-    with WeightFiles(directory, [file.file for file in facts.files], device=device) as files:
+    names = [file.file for file in facts.files]
+    with WeightFiles(directory, names, device=device, is_dummy=is_dummy) as files:
         duplicate = _stored_tied_head(manifest, files)
         warnings = refuse_errors(
             match_tensors(
@@ -66,8 +70,9 @@ def read_target(
         reader = TensorReader(files, roles, dtype=dtype, ranks=ranks)
         model = TargetModel.build(facts, reader, stage=stage, ranks=ranks)
         reader.assert_all_taken()
-        if duplicate is not None:
-            _refuse_other_head(files, duplicate, facts.embedding.key)
+        held = model.embedding or model.head
+        if duplicate is not None and held is not None and not is_dummy:
+            _refuse_other_head(files, duplicate, facts.embedding.key, held.weight_RD, ranks)
     return model, warnings
 
 
@@ -99,8 +104,16 @@ def _stored_tied_head(manifest: Manifest, files: WeightFiles) -> str | None:
     return next((key for key in files.tensors if key.endswith(_HEAD_SUFFIX)), None)
 
 
-def _refuse_other_head(files: WeightFiles, head_key: str, embedding_key: str) -> None:
-    if torch.equal(files.read(head_key), files.read(embedding_key)):
+def _refuse_other_head(
+    files: WeightFiles, head_key: str, embedding_key: str, rows_RD: torch.Tensor, ranks: Ranks
+) -> None:
+    """Compare the stored head with the rows that this rank uses as head, which were read already.
+
+    Raises:
+        DiagnosticError: SD816, they differ.
+    """
+    shard = shard_of("head", files.tensors[head_key].shape, ranks)
+    if torch.equal(files.read(head_key, rows_RD.dtype, shard), rows_RD):
         return
     raise DiagnosticError(
         diagnose(
