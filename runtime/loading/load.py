@@ -83,7 +83,8 @@ def load_models(
 
     Raises:
         DiagnosticError: SD810-SD814 (facts), SD857 (load format), SD702, SD712 (files that
-            changed), SD710 (tensors stored otherwise than stated), and the codes of `read_target` and `read_draft`.
+            changed), SD710 (tensors stored otherwise than stated), and the codes of `read_target`
+            and `read_draft`.
     """
     if not with_draft:
         manifest = _without_draft(manifest)
