@@ -81,7 +81,7 @@ def server_page(notice: str, table: Table) -> str:
         (
             (f"[{c.code}](diagnostics.md#{c.code.lower()})", status(c.code), c.summary)
             for c in CODES.values()
-            if "SD901" <= c.code <= "SD919"
+            if "SD901" <= c.code <= "SD919" or c.code in HTTP_STATUS
         ),
     )
     return "\n".join(lines) + "\n"

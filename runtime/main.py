@@ -18,7 +18,7 @@ from runtime.bench.raw import RawBench, read_raw, write_raw
 from runtime.bench.report import BenchReport, GenerateReport, Identical, Point, bench_json_schema
 from runtime.bench.settings import BenchSettings, GenerateOptions
 from runtime.bench.summary import summarise
-from runtime.server.settings import ServeOptions
+from runtime.server.settings import RouteOptions, ServeOptions
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "Identical",
     "Point",
     "RawBench",
+    "RouteOptions",
     "ServeOptions",
     "bench",
     "bench_json_schema",
@@ -40,6 +41,7 @@ __all__ = [
     "generate",
     "read_raw",
     "report_page",
+    "route",
     "serve",
     "summarise",
     "write_raw",
@@ -47,7 +49,7 @@ __all__ = [
 
 _EXTRA_PACKAGES = frozenset(
     {"torch", "triton", "numpy", "transformers", "fastapi", "starlette", "uvicorn"}
-    | {"prometheus_client", "jinja2"}
+    | {"prometheus_client", "jinja2", "httpx"}
 )
 
 
@@ -116,6 +118,18 @@ def serve(
         from runtime.server.start import serve_manifest
 
         serve_manifest(manifest, engine.to_overrides(), options, on_diagnostic=on_diagnostic)
+
+
+def route(options: RouteOptions) -> None:
+    """Route requests to decode servers until SIGTERM or SIGINT.
+
+    Raises:
+        DiagnosticError: SD834, SD835 the address is taken, SD865 an address of a server.
+    """
+    with _runtime_extra():
+        from runtime.server.route import serve_route
+
+        serve_route(options)
 
 
 def generate(

@@ -20,6 +20,7 @@ HTTP_STATUS: MappingProxyType[str, int] = MappingProxyType(
         "SD862": 503,
         "SD863": 503,
         "SD864": 504,
+        "SD866": 503,
         "SD907": 404,
         "SD914": 429,
         "SD915": 503,

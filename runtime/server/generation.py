@@ -74,7 +74,7 @@ class GenerationResponse(Response):
             else self._whole(scope, receive, send)
         )
         try:
-            await _until_disconnect(receive, answer)
+            await until_disconnect(receive, answer)
         finally:
             self._subscription.close()
 
@@ -122,7 +122,7 @@ class GenerationResponse(Response):
         return self._choices[self._subscription.index_of(delta.request_id)]
 
 
-async def _until_disconnect(receive: Receive, answer: Coroutine[None, None, None]) -> None:
+async def until_disconnect(receive: Receive, answer: Coroutine[None, None, None]) -> None:
     """Run the answer; cancel it when the client goes first."""
     tasks = (asyncio.ensure_future(answer), asyncio.ensure_future(_wait_for_disconnect(receive)))
     try:

@@ -67,8 +67,25 @@ def check_address(host: str, port: int) -> None:
         ) from error
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with a drain of the engine, and without raising the signal again at the end."""
+class QuietServer(uvicorn.Server):
+    """uvicorn without raising the signal again at the end: the exit status is 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while serving; uvicorn would raise them again and exit by signal."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Server(QuietServer):
+    """Drains the engine before it ends."""
 
     def __init__(self, config: uvicorn.Config, front: Front, *, grace_s: float) -> None:
         super().__init__(config)
@@ -85,16 +102,3 @@ class _Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals while serving; uvicorn would raise them again and exit by signal."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -75,3 +75,23 @@ def settle(options: ServeOptions, *, target_name: str) -> ServeSettings:
         grace_s=DEFAULT_GRACE_S if options.grace_s is None else options.grace_s,
         log_level=DEFAULT_LOG_LEVEL if options.log_level is None else options.log_level,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouteOptions:
+    """Settings of a router, all of them known.
+
+    Args:
+        decode: `host:port` of each decode server.
+        health_interval_s: between two looks at a server's `/health`.
+        health_timeout_s: for a server to answer that look, and to take a connection.
+        grace_s: seconds that open requests have after SIGTERM.
+    """
+
+    decode: tuple[str, ...]
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    health_interval_s: float = 1.0
+    health_timeout_s: float = 5.0
+    grace_s: float = DEFAULT_GRACE_S
+    log_level: str = DEFAULT_LOG_LEVEL

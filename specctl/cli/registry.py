@@ -122,6 +122,11 @@ COMMANDS: tuple[Command, ...] = (
         examples=("specctl serve manifest.yaml --port 8000",),
     ),
     Command(
+        name="route",
+        summary="Give clients one address in front of several decode servers",
+        examples=("specctl route --decode 127.0.0.1:8001,127.0.0.1:8002 --port 8000",),
+    ),
+    Command(
         name="bench",
         summary="Compare decoding with and without the draft on a prompt file",
         examples=("specctl bench manifest.yaml --prompts prompts.jsonl --max-tokens 128",),

@@ -184,6 +184,23 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
         ) from None
 
 
+def split_addresses(text: str, option: str) -> tuple[str, ...]:
+    """Return `a:1,b:2` as two addresses; an empty one is wrong usage of `option`."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if all(parts):
+        return parts
+    raise typer.BadParameter(f"`{text}` is not a list such as a:9000,b:9000", param_hint=option)
+
+
+class LogLevel(str, Enum):
+    """How much a server logs to stderr."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
 class DraftCounts(NamedTuple):
     """What `--gamma` and `--length-mode` say together; None: not given."""
 

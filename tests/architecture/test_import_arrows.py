@@ -48,7 +48,9 @@ RUNTIME = {
 }
 RANKS = SPECCTL | RUNTIME
 SHARED_LEAVES = {"runtime.batch", "runtime.config", "runtime.kv"}
-HANDOVER = {f"specctl/cli/commands/{name}.py" for name in ("serve", "bench", "generate", "doctor")}
+HANDOVER = {
+    f"specctl/cli/commands/{name}.py" for name in ("serve", "route", "bench", "generate", "doctor")
+}
 CONTRACT_NEEDS = {"msgspec", "yaml"}
 NEVER_IN_SPECCTL = {"torch", "transformers", "triton", "fastapi", "uvicorn"}
 LAZY_IN_SPECCTL = {"rich", "yaml", "tokenizers", "huggingface_hub", "modelscope", "ray"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,20 +16,12 @@ from specctl.cli.shared_options import (
     DynamicRows,
     Graphs,
     LengthModeOption,
+    LogLevel,
     NumSpeculativeTokens,
     Proposer,
     Verification,
     parse_draft_counts,
 )
-
-
-class LogLevel(str, Enum):
-    """How much the server logs to stderr."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
 
 
 def serve(

@@ -65,4 +65,15 @@ CODES: tuple[Code, ...] = (
         why="A server that guessed the port would wait for a peer that never comes.",
         fix="Write HOST:PORT, several of them with commas between; IPv6 hosts in brackets",
     ),
+    Code(
+        code="SD866",
+        slug="no-decode-server",
+        severity="error",
+        summary="A router has no decode server for a request, or lost the one that answered it.",
+        why=(
+            "A request moves to another decode server only before its client has seen a byte: a "
+            "second start in mid-stream would repeat or change text."
+        ),
+        fix="Look at the router's `/health`, which tells the state of every decode server",
+    ),
 )

@@ -20,7 +20,9 @@ from runtime.disagg.peers import PrefillPeers, parse_address
 from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 
-LIMITS = Limits(connect_s=2, retry_s=0.05, silence_s=0.8, peer_wait_s=0.5, release_s=2, fence_s=0.05)
+LIMITS = Limits(
+    connect_s=2, retry_s=0.05, silence_s=0.8, peer_wait_s=0.5, release_s=2, fence_s=0.05
+)
 WAIT_S = 10.0
 
 
