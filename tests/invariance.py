@@ -117,6 +117,10 @@ def row_dependent_linear(
     return out.to(x_MK.dtype if out_dtype is None else out_dtype)
 
 
+RESIDUAL_LINEAR = "runtime.models.layers.ranked.residual_linear"
+"""Where dense layers call the product that `row_dependent_residual_linear` stands in for."""
+
+
 def row_dependent_residual_linear(
     x_MK: torch.Tensor,
     weight_DK: torch.Tensor,

@@ -19,7 +19,7 @@ import torch
 from runtime.models import TargetModel
 from tests import real_model
 from tests.figures import LogitFigures
-from tests.invariance import row_dependent_residual_linear, verify_mismatches
+from tests.invariance import RESIDUAL_LINEAR, row_dependent_residual_linear, verify_mismatches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,9 +100,7 @@ def test_verify_rows_equal_single_steps(target: TargetModel) -> None:
 
 def test_negative_control_fails(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a K split that follows M, rows differ."""
-    for module in ("attention", "mlp"):
-        name = f"runtime.models.layers.{module}.residual_linear"
-        monkeypatch.setattr(name, row_dependent_residual_linear)
+    monkeypatch.setattr(RESIDUAL_LINEAR, row_dependent_residual_linear)
     assert verify_mismatches(target, prefix=70, row_counts=range(1, 65)) != []
 
 

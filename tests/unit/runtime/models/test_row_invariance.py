@@ -13,6 +13,7 @@ import torch
 
 from tests.invariance import (
     MOST,
+    RESIDUAL_LINEAR,
     draft_mismatches,
     layer_mismatches,
     prefill_mismatches,
@@ -83,6 +84,5 @@ def test_layer_of_real_size_is_row_invariant(dtype: torch.dtype) -> None:
 
 def test_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a K split that follows M the same comparison finds differing rows."""
-    name = "runtime.models.layers.ranked.residual_linear"
-    monkeypatch.setattr(name, row_dependent_residual_linear)
+    monkeypatch.setattr(RESIDUAL_LINEAR, row_dependent_residual_linear)
     assert layer_mismatches(torch.float32, CPU, row_counts=LAYER_ROWS) != []
