@@ -25,6 +25,7 @@ from runtime.spec.types import (
     Proposer,
     RequestView,
     SamplingParams,
+    SlotTensor,
 )
 from runtime.spec.verify import VerifyRows, verify
 from specctl.contract.manifest import Manifest
@@ -100,6 +101,16 @@ class Recorder:
     def release(self, slot: int) -> None:
         self.released.append(slot)
         self.inner.release(slot)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        return self.inner.slot_state
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        return self.inner.export_slot(slot)
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        self.inner.import_slot(view, state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,12 +17,15 @@ import msgspec
 import torch
 
 from runtime.disagg.handshake import Hello
-from runtime.spec.types import SamplingParams
+from runtime.spec.types import SamplingParams, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("!I")
-_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloat16, torch.float16)}
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+}
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -47,6 +50,8 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
             of the block size.
         blocks: of the decode side's pool, the same numbers on all of its ranks, from the block of
             `first_position` on.
+        num_drafts: drafts of the first round that are wanted, 0 where the decode side drafts from
+            the state that it gets.
     """
 
     request_id: str
@@ -54,6 +59,7 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
     params: SamplingParams
     first_position: int
     blocks: tuple[int, ...]
+    num_drafts: int = 0
 
 
 class TensorBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +85,11 @@ class Prefilled(msgspec.Struct, frozen=True, kw_only=True, tag="prefilled"):
         state: per-slot state of the proposer after the prompt.
         draft_ids_target: drafts of the first round, in the target vocabulary; empty: the decode
             side drafts itself from `state`.
-        draft_probs: float32 [drafts, target vocabulary], None unless `first_proposal` is `full`.
+        draft_probs: float32 [drafts, target vocabulary], the law of each draft; None: they count as
+            certain (`first_proposal` is `one_hot`).
         num_kv_bytes: what the transport carried.
+        num_cached_tokens: prompt tokens whose KV was in the prefill side's prefix cache.
+        logprobs: of the committed tokens, where the request wants them.
     """
 
     request_id: str
@@ -89,6 +98,8 @@ class Prefilled(msgspec.Struct, frozen=True, kw_only=True, tag="prefilled"):
     draft_ids_target: tuple[int, ...]
     draft_probs: TensorBytes | None
     num_kv_bytes: int
+    num_cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -52,6 +52,7 @@ def shared_facts(
     num_speculative_tokens: int,
     verification: str,
     first_proposal: str,
+    slot_state: tuple[str, ...],
     kernels: dict[str, str],
 ) -> dict[str, str]:
     """Return the facts of one side, in the order in which they are compared.
@@ -66,6 +67,7 @@ def shared_facts(
         num_speculative_tokens: drafts per round.
         verification: mode of sampled requests.
         first_proposal: what stands for the first round's draft probabilities.
+        slot_state: tensors that the proposer keeps of a request beside KV, each `name[shape] dtype`.
         kernels: what makes bits: digest of the kernel table, Triton version, GPU architecture.
     """
     draft, vocabulary = manifest.draft, manifest.vocabulary
@@ -80,6 +82,7 @@ def shared_facts(
         "map_digest": vocabulary.map_digest or "none",
         "verification": verification,
         "first_proposal": first_proposal,
+        "slot_state": "; ".join(slot_state) or "none",
         "dtype": dtype,
         "kv_block_size": str(kv_block_size),
         "kv_heads": _text(kv_heads),

@@ -39,6 +39,7 @@ def admit(wish: RequestInput, config: RuntimeConfig, tokenizer: Tokenizer | None
         max_length=length,
         num_speculative_tokens=config.num_speculative_tokens if gamma is None else gamma,
         text=None if tokenizer is None else TextStream(tokenizer, stop=wish.stop),
+        is_parked_at_end=wish.is_parked_at_end,
     )
 
 

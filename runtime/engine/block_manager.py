@@ -144,6 +144,16 @@ class BlockManager:
         table.blocks.clear()
         table.keys.clear()
 
+    def share(self, table: BlockTable) -> BlockTable:
+        """Return a second table of the same blocks; they stay until both are freed."""
+        for block in table.blocks:
+            self._num_references[block] += 1
+        return BlockTable(
+            blocks=list(table.blocks),
+            num_cached_tokens=table.num_cached_tokens,
+            keys=list(table.keys),
+        )
+
     def flush(self) -> None:
         """Forget every cached prefix; blocks in use stay in use, memory stays where it is."""
         self._block_of_key.clear()

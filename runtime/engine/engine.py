@@ -13,27 +13,26 @@ from collections.abc import Sequence
 import torch
 from tokenizers import Tokenizer
 
-from runtime.batch import ConfidentDraft
 from runtime.config import RuntimeConfig
 from runtime.engine.admission import admit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.commit import Kept, keep_tokens, take_text
-from runtime.engine.forwards import Forwards, LocalForwards
+from runtime.engine.counting import RoundCounter
+from runtime.engine.forwards import Forwards, LocalForwards, RowsDone
+from runtime.engine.handover import Arrival, Handover
 from runtime.engine.pipeline import DeviceRounds, LaneResult, Pipeline
 from runtime.engine.prepare import observation_of
 from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
 from runtime.engine.round import Round, StartedRound
-from runtime.engine.scheduler import Plan, Scheduler
-from runtime.engine.slot_params import round_kind
-from runtime.engine.stats import EngineStats, Tally
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.stats import EngineStats
 from runtime.engine.under_way import Blamed, RoundsUnderWay
 from runtime.graphs.capture import GraphReport
-from runtime.graphs.key import round_key
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
 from runtime.spec.adaptive import DraftLengths, StaticLengths
 from runtime.spec.forced import ForcedLengths
-from runtime.spec.types import Proposer, RoundResult, TokenLogprobs
+from runtime.spec.types import Proposer, RoundResult, SlotTensor, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
@@ -67,7 +66,7 @@ class Engine:
             forwards: runs the target's forwards when it is spread over stages, `target` being the
                 last one; None runs them here.
         """
-        self._lengths = lengths or StaticLengths()
+        lengths = lengths or StaticLengths()
         self.config = config
         self._rounds = RoundsUnderWay(
             forwards=LocalForwards(target) if forwards is None else forwards,
@@ -86,9 +85,10 @@ class Engine:
             num_lookahead_tokens=proposer.num_lookahead_tokens,
             enable_prefix_cache=config.enable_prefix_cache,
         )
-        self._scheduler = Scheduler(config, self._blocks, proposer, self._lengths)
+        self._scheduler = Scheduler(config, self._blocks, proposer, lengths)
         self._requests: dict[str, Request] = {}
-        self._tally = Tally(config.num_speculative_tokens)
+        self.handover = Handover(scheduler=self._scheduler, blocks=self._blocks, proposer=proposer)
+        self._counter = RoundCounter(config=config, proposer=proposer, lengths=lengths)
         self._graph_report = GraphReport() if rounds is None else rounds.report
         self._pipeline = None
         if rounds is not None:
@@ -112,8 +112,65 @@ class Engine:
         places = self.config.max_num_requests + self.config.max_num_waiting
         return max(0, places - len(self._requests))
 
+    @property
+    def is_runnable(self) -> bool:
+        """Whether a step would run a round: requests that wait for KV alone run none."""
+        return self._scheduler.has_runnable
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """What the proposer keeps of a request beside KV."""
+        return self._proposer.slot_state
+
+    def find(self, request_id: str) -> Request | None:
+        """Return a request in flight."""
+        return self._requests.get(request_id)
+
     def add_request(self, request: RequestInput) -> Admission:
         """Queue a request.
+
+        Raises:
+            DiagnosticError: what `admit` raises.
+        """
+        admitted = self.admit(request)
+        self._requests[request.request_id] = admitted
+        self._scheduler.add(admitted)
+        return Admission(request_id=request.request_id, seed=admitted.params.seed)
+
+    def reserve(self, request: Request) -> bool:
+        """Give an admitted request slot and blocks, to wait for KV; False while there is no room.
+
+        It neither runs nor is preempted before `deliver`.
+        """
+        if not self._scheduler.reserve(request):
+            return False
+        self._requests[request.request_id] = request
+        return True
+
+    def deliver(self, request_id: str, arrival: Arrival) -> tuple[RequestDelta, ...]:
+        """Go on with a reserved request whose KV is in its blocks."""
+        request = self._requests[request_id]
+        self._counter.tally.num_prompt_tokens += request.num_prompt_tokens
+        kept = keep_tokens(request, arrival.committed)
+        self.handover.take(request, arrival)
+        self._counter.tally.num_cached_tokens += request.num_cached_tokens or 0
+        self._settle_blocks(request, request.num_prompt_tokens)
+        return tuple(self._deliver([request], [kept], [arrival.logprobs]))
+
+    def fail(self, request_id: str, problem: Diagnostic) -> RequestDelta:
+        """End a request that has no rows under way with an error."""
+        return self._fail(self._requests[request_id], problem)
+
+    def retire(self, request_id: str) -> None:
+        """Let go of a parked request; it was counted when it ended."""
+        self._scheduler.remove(self._requests.pop(request_id))
+
+    def admit(self, request: RequestInput, *, num_others: int = 0) -> Request:
+        """Return a request with everything settled; it is not queued.
+
+        Args:
+            request: what is asked for.
+            num_others: requests that wait for a place outside the engine.
 
         Raises:
             DiagnosticError: SD904 and SD908 to SD911 (what was asked for cannot run), SD914 (the
@@ -124,20 +181,17 @@ class Engine:
             raise DiagnosticError(
                 diagnose("SD904", where=where, message="this request id is in flight already")
             )
-        if not self.num_free_places:
+        if self.num_free_places <= num_others:
             raise DiagnosticError(
                 diagnose(
                     "SD914",
                     where=where,
                     message="the queue is full",
                     expected=f"fewer than {self.config.max_num_waiting} waiting requests",
-                    found=self._scheduler.num_waiting,
+                    found=self._scheduler.num_waiting + num_others,
                 )
             )
-        admitted = admit(request, self.config, self._tokenizer)
-        self._requests[request.request_id] = admitted
-        self._scheduler.add(admitted)
-        return Admission(request_id=request.request_id, seed=admitted.params.seed)
+        return admit(request, self.config, self._tokenizer)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request; no delta follows. False when it is not in flight.
@@ -154,8 +208,22 @@ class Engine:
         return True
 
     @torch.inference_mode()
-    def step(self) -> tuple[RequestDelta, ...]:
-        """Run one round and return what it added to each request."""
+    def step(self, on_rows: RowsDone | None = None) -> tuple[RequestDelta, ...]:
+        """Run one round and return what it added to each request.
+
+        `on_rows` is told of every target layer whose keys and values of a round were launched.
+        After a fault that is no request's nothing is under way, and requests are as they were.
+        """
+        try:
+            return self._step(on_rows)
+        except Exception:
+            self._rounds.abandon()
+            for request_id in self._leaving:
+                self._drop(self._requests[request_id], "abort")
+            self._leaving.clear()
+            raise
+
+    def _step(self, on_rows: RowsDone | None) -> tuple[RequestDelta, ...]:
         if self._pipeline is not None:
             results = self._pipeline.next_results()
             if results is not None:
@@ -167,9 +235,10 @@ class Engine:
                 break
             failed += self._fail_all(self._rounds.start(plan))
         has_progress = bool(self._rounds) or bool(failed)
-        assert has_progress or not self._requests, "no request in flight can be scheduled"
+        may_wait = self.handover.is_holding or not self._requests
+        assert has_progress or may_wait, "no request in flight can be scheduled"
         while self._rounds:
-            started, done, blamed = self._rounds.finish()
+            started, done, blamed = self._rounds.finish(on_rows)
             failed += self._fail_all(blamed)
             if done is not None:
                 return (*failed, *self._commit(done, started))
@@ -177,7 +246,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the counters."""
-        return self._tally.snapshot(
+        return self._counter.tally.snapshot(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             num_preemptions=self._scheduler.num_preemptions,
@@ -194,13 +263,14 @@ class Engine:
         """
         self._blocks.flush()
         self._scheduler.num_preemptions = 0
-        self._tally = Tally(self.config.num_speculative_tokens)
+        self._counter.reset()
 
     def check(self) -> None:
         """Assert that blocks, slots and queues agree; for tests and idle moments."""
-        running = self._scheduler.running
-        self._blocks.check(request.placed.table for request in running)
-        slots = [request.placed.slot for request in running]
+        placed = self._scheduler.placed
+        tables = [request.placed.table for request in placed]
+        self._blocks.check([*tables, *self.handover.held_tables])
+        slots = [request.placed.slot for request in placed]
         assert len(set(slots)) == len(slots), f"two requests share a slot: {slots}"
         known = {id(request) for request in self._requests.values()}
         queued = [id(request) for request in self._scheduler]
@@ -210,7 +280,7 @@ class Engine:
     def _commit(self, done: Round, started: StartedRound) -> list[RequestDelta]:
         """Take a round's tokens in, tell the proposer, name full blocks, end what is done."""
         packed = done.packed
-        self._count(done, started.plan)
+        self._counter.count(done, started.plan)
         kept = [
             keep_tokens(request, committed)
             for request, committed in zip(packed.yielding, done.result.committed, strict=True)
@@ -218,6 +288,7 @@ class Engine:
         self._proposer.observe(observation_of(packed, done.aux_hidden_NA, done.final_hidden_ND))
         for span in packed.spans:
             span.request.placed.num_final_rows = span.num_final_rows
+            span.request.placed.received = None
             self._settle_blocks(span.request, span.start + span.num_final_rows)
         deltas = self._deliver(packed.yielding, kept, done.result.logprobs)
         return self._without_leaving(started.plan.requests, deltas) if self._leaving else deltas
@@ -241,11 +312,7 @@ class Engine:
             num_drafts=tuple(lane.num_drafts for lane in results),
             num_accepted_drafts=tuple(len(lane.committed) - 1 for lane in results),
         )
-        self._tally.count_step(
-            num_rows=sum(result.num_drafts) + len(results), num_prompt_tokens=0, num_cached_tokens=0
-        )
-        self._tally.num_device_rounds += 1
-        self._count_rounds(requests, result, [lane.confidence for lane in results])
+        self._counter.count_device_round(requests, result, [lane.confidence for lane in results])
         kept = [
             keep_tokens(request, committed)
             for request, committed in zip(requests, result.committed, strict=True)
@@ -270,7 +337,7 @@ class Engine:
         deltas = []
         entries = logprobs or ((),) * len(requests)
         for request, tokens, row in zip(requests, kept, entries, strict=True):
-            self._tally.num_output_tokens += len(tokens.ids_target)
+            self._counter.tally.num_output_tokens += len(tokens.ids_target)
             is_finished = tokens.finish_reason is not None
             deltas.append(
                 RequestDelta(
@@ -282,61 +349,12 @@ class Engine:
                     logprobs=row[: len(tokens.ids_target)],
                 )
             )
-            if tokens.finish_reason is not None:
+            if tokens.finish_reason is not None and request.is_parked_at_end:
+                self._scheduler.park(request)
+                self._counter.tally.finished[tokens.finish_reason] += 1
+            elif tokens.finish_reason is not None:
                 self._drop(request, tokens.finish_reason)
         return deltas
-
-    def _count(self, done: Round, plan: Plan) -> None:
-        """Count the round before any cut; entries beyond the decodes are prefill tokens."""
-        self._tally.count_step(
-            num_rows=done.packed.batch.num_rows,
-            num_prompt_tokens=sum(request.num_prompt_tokens for request in plan.admitted),
-            num_cached_tokens=sum(request.num_cached_tokens or 0 for request in plan.admitted),
-        )
-        decoding = done.packed.decoding
-        if decoding:
-            self._count_rounds(decoding, done.result, self._confidence(decoding))
-
-    def _confidence(self, decoding: Sequence[Request]) -> list[tuple[float, ...]]:
-        """Return the draft's chances for the drafts that were just verified.
-
-        Sync: reads them where draft counts are chosen.
-        """
-        draft = self._proposer
-        if self.config.length_mode == "static" or not isinstance(draft, ConfidentDraft):
-            return [()] * len(decoding)
-        if not draft.has_confidence:
-            return [()] * len(decoding)
-        slots = [request.placed.slot for request in decoding]
-        return [tuple(row) for row in draft.confidence_SG[slots].tolist()]
-
-    def _count_rounds(
-        self,
-        decoding: Sequence[Request],
-        result: RoundResult,
-        confidence: Sequence[tuple[float, ...]],
-    ) -> None:
-        """Count rounds of requests that lead the result's, and learn from them."""
-        num_rounds = len(decoding)
-        key = round_key(
-            result.num_drafts[:num_rounds],
-            draft_width=self.config.draft_width_of(max(result.num_drafts[:num_rounds], default=0)),
-            batch_buckets=self.config.batch_buckets,
-            kind=round_kind([request.params for request in decoding]),
-        )
-        self._tally.count_rounds(result, key, num_rounds=num_rounds)
-        for request, num_drafts, num_accepted, chances in zip(
-            decoding, result.num_drafts, result.num_accepted_drafts, confidence, strict=False
-        ):
-            request.num_rounds += 1
-            request.num_drafts += num_drafts
-            request.num_accepted_drafts += num_accepted
-            self._lengths.observe(
-                request.acceptance,
-                num_drafts=num_drafts,
-                num_accepted=num_accepted,
-                confidence=chances,
-            )
 
     def _settle_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Advance a request over its final rows and make its full blocks findable."""
@@ -364,4 +382,4 @@ class Engine:
     def _drop(self, request: Request, reason: FinishReason) -> None:
         self._scheduler.remove(request)
         del self._requests[request.request_id]
-        self._tally.finished[reason] += 1
+        self._counter.tally.finished[reason] += 1

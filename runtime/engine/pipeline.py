@@ -289,9 +289,13 @@ class Pipeline:
         """Take the running requests as lanes; False when one of them needs the eager path."""
         running = self._scheduler.running
         kind = round_kind([request.params for request in running])
-        if kind is None or not all(request.placed.is_decoding for request in running):
+        if kind is None or not all(_may_join(request) for request in running):
             return False
         known = {id(lane.placement): lane for lane in self._lanes} if self._is_written else {}
+        if known and any(id(request.placed) not in known for request in running):
+            if self._flights:
+                return False  # one whose prompt came from elsewhere: all are written anew
+            self._is_written, known = False, {}
         lanes = tuple(known.get(id(request.placed)) or self._lane(request) for request in running)
         num_rows = sum(lane.limit + 1 for lane in lanes)
         batch = smallest_fit(self._runner.batches, len(lanes))
@@ -316,3 +320,8 @@ class Pipeline:
             last_length=room if last_length is None else min(last_length, room),
             num_written_blocks=0,
         )
+
+
+def _may_join(request: Request) -> bool:
+    """Whether rounds on the device can go on with a request: they make its drafts themselves."""
+    return request.placed.is_decoding and request.placed.received is None

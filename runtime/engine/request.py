@@ -13,6 +13,7 @@ from typing import Literal
 from runtime.engine.block_manager import BlockTable
 from runtime.engine.text import TextStream
 from runtime.spec.adaptive import Acceptance
+from runtime.spec.received import ReceivedDrafts
 from runtime.spec.types import RequestView, SamplingParams, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic
 
@@ -33,6 +34,7 @@ class RequestInput:
         ignore_eos: whether the model's end tokens are ordinary tokens.
         has_seed: whether `params.seed` was given; False draws one at admission.
         num_speculative_tokens: drafts per round, at most the engine's number; None: the engine's.
+        is_parked_at_end: whether slot and blocks stay taken when it ends, until `Engine.retire`.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class RequestInput:
     ignore_eos: bool = False
     has_seed: bool = True
     num_speculative_tokens: int | None = None
+    is_parked_at_end: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,7 @@ class Placement:
         is_under_way: a forward with its rows was sent off and not waited for.
         num_final_rows: rows of its last forward that became final, 0 while that is not known; -1
             before the first.
+        received: drafts of the first round, made by another process; None once they are used.
     """
 
     slot: int
@@ -125,6 +129,7 @@ class Placement:
     num_prefill_tokens: int
     is_under_way: bool = False
     num_final_rows: int = -1
+    received: ReceivedDrafts | None = None
 
     @property
     def is_decoding(self) -> bool:
@@ -149,6 +154,7 @@ class Request:
         placement: None while it waits.
         num_cached_tokens: prefix hit of the first admission; None before it.
         acceptance: what its rounds have shown.
+        is_parked_at_end: whether it keeps slot and blocks when it ends, until it is retired.
     """
 
     request_id: str
@@ -164,6 +170,7 @@ class Request:
     num_drafts: int = 0
     num_accepted_drafts: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
+    is_parked_at_end: bool = False
 
     @property
     def num_output_tokens(self) -> int:

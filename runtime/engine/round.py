@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runtime.engine.forwards import Forwards
+from runtime.engine.forwards import Forwards, RowsDone
 from runtime.engine.prepare import PackedRound, RowSpan, no_drafts, pack_round
 from runtime.engine.request import Placement
 from runtime.engine.scheduler import Plan
@@ -18,6 +18,7 @@ from runtime.kv import KVLayer
 from runtime.models import TargetModel
 from runtime.parallel.messages import SlotNews
 from runtime.spec.forced import ForcedLengths
+from runtime.spec.received import propose_or_receive
 from runtime.spec.types import Proposer, RoundResult
 from runtime.spec.verify import verify
 
@@ -61,6 +62,7 @@ def start_round(
     proposer: Proposer,
     target_kv: Sequence[KVLayer],
     kv_block_size: int,
+    vocab_size: int,
     device: torch.device,
 ) -> StartedRound:
     """Draft for the work of a plan and send its rows off; no request changes.
@@ -69,7 +71,13 @@ def start_round(
     """
     views = tuple(work.request.view(work.num_drafts) for work in plan.decodes)
     if any(view.num_drafts for view in views):
-        proposal = proposer.propose(views)
+        proposal = propose_or_receive(
+            proposer,
+            views,
+            [work.request.placed.received for work in plan.decodes],
+            vocab_size=vocab_size,
+            device=device,
+        )
     else:
         proposal = no_drafts(len(views), device)
     packed = pack_round(plan, proposal, kv_block_size=kv_block_size)
@@ -90,17 +98,19 @@ def finish_round(
     target: TargetModel,
     proposer: Proposer,
     forced: ForcedLengths | None = None,
+    on_rows: RowsDone | None = None,
 ) -> Round:
     """Wait for a round's forward and decide about its drafts; no request changes.
 
-    `forced` decides in the target's place how many drafts are committed (benchmarks only).
+    `forced` decides in the target's place how many drafts are committed (benchmarks only);
+    `on_rows` is told of every layer whose keys and values of these rows were launched.
 
     Sync: one, in verify (two when a request has penalties).
     """
     for placed in started.placements:
         placed.is_under_way = False
     packed = started.packed
-    output = forwards.collect()
+    output = forwards.collect(on_rows)
     decide = verify if forced is None else forced.verify
     result = decide(target, output.hidden_ND, packed.rows, packed.proposal)
     return Round(

@@ -4,6 +4,8 @@ Policy: running requests decode first, oldest first, num_drafts + 1 rows each; w
 budget goes to prefill chunks, then to admissions in arrival order. When KV blocks run out, drafts
 are given up before work is: a round shrinks its drafts, then the youngest running request is
 preempted, which frees its blocks and puts it at the head of the queue.
+A request whose prompt is computed elsewhere is *reserved*: it has a slot and blocks, and neither
+runs nor is preempted until its KV is there.
 Exactness: preemption is free + recompute. Positions made by decode are prefilled again, which
 yields the same bits because every row takes the same arithmetic whatever batch it is in.
 """
@@ -92,6 +94,7 @@ class Scheduler:
         self._proposer = proposer
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # oldest admission first
+        self._reserved: list[Request] = []
         self._free_slots = list(range(config.max_num_requests))
         self._refused: tuple[Request, int] | None = None  # by lack of blocks; how many were free
         self.num_preemptions = 0
@@ -113,6 +116,16 @@ class Scheduler:
         return tuple(self._running)
 
     @property
+    def has_runnable(self) -> bool:
+        """Whether `schedule` has anything to choose from."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def placed(self) -> tuple[Request, ...]:
+        """Requests with a slot, reserved ones last."""
+        return (*self._running, *self._reserved)
+
+    @property
     def may_admit(self) -> bool:
         """Whether `schedule` might start a waiting request.
 
@@ -126,7 +139,7 @@ class Scheduler:
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over every request in flight."""
-        return iter((*self._running, *self._waiting))
+        return iter((*self._running, *self._reserved, *self._waiting))
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
@@ -138,6 +151,29 @@ class Scheduler:
             self._waiting.remove(request)
         else:
             self._leave(request)
+
+    def reserve(self, request: Request) -> bool:
+        """Give a new request a slot and blocks without running it; False where there is no room.
+
+        Requests that wait come first: they hold places in the order of their arrival.
+        """
+        if self._waiting or not self._place(request):
+            return False
+        request.num_cached_tokens = request.placed.table.num_cached_tokens
+        self._reserved.append(request)
+        return True
+
+    def resume(self, request: Request) -> None:
+        """Run a reserved request: its KV is there."""
+        self._reserved.remove(request)
+        self._running.append(request)
+        self.version += 1
+
+    def park(self, request: Request) -> None:
+        """Keep slot and blocks of a running request without running it any more."""
+        self._running.remove(request)
+        self._reserved.append(request)
+        self.version += 1
 
     def schedule(self, *, num_parts: int = 1) -> Plan:
         """Choose the work of the next step; admits and preempts.
@@ -226,7 +262,7 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         placed = request.placed
-        self._running.remove(request)
+        (self._reserved if request in self._reserved else self._running).remove(request)
         self.version += 1
         self._proposer.release(placed.slot)
         self._blocks.free(placed.table)
@@ -238,6 +274,19 @@ class Scheduler:
         if not self._waiting or not self._free_slots:
             return None
         request = self._waiting[0]
+        if not self._place(request):
+            self._refused = (request, self._blocks.num_free_blocks)
+            return None
+        self._refused = None
+        self._waiting.popleft()
+        self._running.append(request)
+        self.version += 1
+        return request
+
+    def _place(self, request: Request) -> bool:
+        """Give a request a slot and blocks if there are any."""
+        if not self._free_slots:
+            return False
         num_tokens = len(request.ids_target)
         # Room for the first round's drafts too: admission should not end in preemption.
         num_slots = num_tokens + request.num_speculative_tokens + 1
@@ -245,19 +294,14 @@ class Scheduler:
             request.ids_target, num_slots=min(num_slots, self._config.max_model_len)
         )
         if table is None:
-            self._refused = (request, self._blocks.num_free_blocks)
-            return None
-        self._refused = None
-        self._waiting.popleft()
+            return False
         request.placement = Placement(
             slot=self._free_slots.pop(),
             table=table,
             num_computed_tokens=table.num_cached_tokens,
             num_prefill_tokens=num_tokens,
         )
-        self._running.append(request)
-        self.version += 1
-        return request
+        return True
 
     def _chunk(self, request: Request, budget: int) -> PrefillWork:
         placed = request.placed

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.engine.forwards import Forwards
+from runtime.engine.forwards import Forwards, RowsDone
 from runtime.engine.request import Request
 from runtime.engine.round import Round, StartedRound, finish_round, start_round
 from runtime.engine.scheduler import Plan
@@ -85,6 +85,7 @@ class RoundsUnderWay:
                     proposer=self._proposer,
                     target_kv=self._target_kv,
                     kv_block_size=self._kv_block_size,
+                    vocab_size=self._target.facts.vocab_size,
                     device=self._target.device,
                 )
             except DiagnosticError as error:
@@ -96,8 +97,13 @@ class RoundsUnderWay:
                 break
         return blamed
 
-    def finish(self) -> tuple[StartedRound, Round | None, list[Blamed]]:
+    def finish(
+        self, on_rows: RowsDone | None = None
+    ) -> tuple[StartedRound, Round | None, list[Blamed]]:
         """Wait for the oldest round.
+
+        Args:
+            on_rows: told of every layer of its forward.
 
         Returns:
             The round, what it yielded, and whom a fault names; after a fault there is no yield, and
@@ -111,12 +117,20 @@ class RoundsUnderWay:
                 target=self._target,
                 proposer=self._proposer,
                 forced=self._forced,
+                on_rows=on_rows,
             )
         except DiagnosticError as error:
             blamed = _blamed(error, started.plan.requests)
             rest = started.plan.without(tuple(item.request for item in blamed))
             return started, None, [*blamed, *self.start(rest)]
         return started, done, []
+
+    def abandon(self) -> None:
+        """Let every round go that is under way: a fault that is no request's ended one of them."""
+        while self._started:
+            for placed in self._started.popleft().placements:
+                placed.is_under_way = False
+        self._forwards.abandon()
 
 
 def _blamed(error: DiagnosticError, requests: Sequence[Request]) -> list[Blamed]:

@@ -8,7 +8,7 @@ continuation and which by ids that are surely wrong (`OracleScript`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from runtime.batch import ConfidentDraft, RoundRequests, RoundStates
 from runtime.spec.host import on_device
 from runtime.spec.script_table import OracleScript, Room, ScriptTable
-from runtime.spec.types import DeviceProposer, Observation, Proposal, RequestView
+from runtime.spec.types import DeviceProposer, Observation, Proposal, RequestView, SlotTensor
 
 
 class BlendedProposer:
@@ -101,6 +101,20 @@ class BlendedProposer:
         """Forget the request in `slot`."""
         self.inner.release(slot)
         self._table.release(slot)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """What the draft keeps."""
+        return self.inner.slot_state
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return copies of what the draft keeps."""
+        return self.inner.export_slot(slot)
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Hand the state to the draft; write down what the script says about the request."""
+        self.inner.import_slot(view, state)
+        self._table.load([view])
 
 
 def _without_laws(requests: RoundRequests) -> RoundRequests:

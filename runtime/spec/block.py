@@ -17,7 +17,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,7 @@ from runtime.spec.block_round import block_states, read_block
 from runtime.spec.draft_choice import DraftLaws, choose_drafts
 from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
-from runtime.spec.types import Observation, Proposal, RequestView
+from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +173,18 @@ class BlockProposer:
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""
         self.confidence_SG[slot] = 1.0
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """Nothing: drafts follow from KV and tokens; before a round there is no confidence."""
+        return ()
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return nothing."""
+        return {}
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Nothing to take over."""
 
     def _pack(self, views: Sequence[RequestView], num_drafts: Sequence[int]) -> _Blocks:
         """Lay the slots of all blocks out, one block after the other."""

@@ -16,7 +16,7 @@ in SafeAILab's code; DeepSeek-V3 report, section 2.2 (MTP), whose layer is run a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -28,7 +28,7 @@ from runtime.spec.dynamic_rows import DynamicRows
 from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
 from runtime.spec.packing import Place, pack_block_tables, pack_places
-from runtime.spec.types import Observation, Proposal, RequestView
+from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 
 
 class ChainProposer:
@@ -163,6 +163,21 @@ class ChainProposer:
         self._entries.release(slot)
         if self._dynamic_rows is not None:
             self._dynamic_rows.release(slot)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """What the newest entry gave. Own ids of dynamic rows follow from the tokens."""
+        return self._entries.slot_state
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return copies of what the newest entry of a slot gave."""
+        return self._entries.export_slot(slot)
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after an entry that was run elsewhere."""
+        self._entries.import_slot(view, state)
+        if self._dynamic_rows is not None:
+            self._dynamic_rows.follow([view])
 
     def _head(self, slots_M: torch.Tensor) -> DraftHead:
         """Return the head for rows of these slots."""

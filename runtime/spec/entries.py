@@ -10,7 +10,7 @@ Legend: N rows, M rows picked by the caller, S slots, H draft hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from runtime.batch import RoundRequests, RoundStates
 from runtime.kv import KVLayer
 from runtime.models import ChainDraft, DraftHidden
 from runtime.spec.host import on_device
-from runtime.spec.types import Observation, RequestView
+from runtime.spec.types import Observation, RequestView, SlotTensor
 
 
 class Entries:
@@ -101,6 +101,31 @@ class Entries:
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""
         self._started.discard(slot)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """What the newest entry gave: the next entry's state, and the input of the head.
+
+        Both are of the draft's hidden size, whatever the target's states that were read.
+        """
+        shape, dtype = (self._feedback_SH.shape[1],), self._feedback_SH.dtype
+        return (
+            SlotTensor(name="feedback", shape=shape, dtype=dtype),
+            SlotTensor(name="head_input", shape=shape, dtype=dtype),
+        )
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return copies of what the newest entry of a slot gave."""
+        return {
+            "feedback": self._feedback_SH[slot].clone(),
+            "head_input": self._head_input_SH[slot].clone(),
+        }
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after an entry that was run elsewhere."""
+        self._feedback_SH[view.slot] = state["feedback"]
+        self._head_input_SH[view.slot] = state["head_input"]
+        self._started.add(view.slot)
 
     def _keep(self, slots_M: torch.Tensor, last: DraftHidden) -> None:
         self._feedback_SH.index_copy_(0, slots_M, last.feedback_NH)

@@ -14,7 +14,7 @@ Legend: B views, G drafts, N rows, S slots, K layers, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,7 +26,7 @@ from runtime.spec.draft_choice import DraftLaws, choose_drafts
 from runtime.spec.host import on_device
 from runtime.spec.mtp_round import LayeredRound, LayerState
 from runtime.spec.packing import Place, pack_block_tables, pack_places
-from runtime.spec.types import Observation, Proposal, RequestView
+from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 
 
 class LayeredMtpProposer:
@@ -168,6 +168,33 @@ class LayeredMtpProposer:
         """Forget the request in `slot`; its draft KV goes with its blocks."""
         self._begun.discard(slot)
         self._started.discard(slot)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """The output of each layer's last final entry, the head's input, where own rows begin."""
+        num_layers, _, width = self._kept_KSH.shape
+        dtype = self._kept_KSH.dtype
+        return (
+            SlotTensor(name="kept", shape=(num_layers, width), dtype=dtype),
+            SlotTensor(name="head_input", shape=(width,), dtype=dtype),
+            SlotTensor(name="first_position", shape=(), dtype=torch.int64),
+        )
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return copies of the layers' state of a slot."""
+        return {
+            "kept": self._kept_KSH[:, slot].clone(),
+            "head_input": self._head_input_SH[slot].clone(),
+            "first_position": self._first_positions_S[slot].clone(),
+        }
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after entries that were run elsewhere."""
+        self._kept_KSH[:, view.slot] = state["kept"]
+        self._head_input_SH[view.slot] = state["head_input"]
+        self._first_positions_S[view.slot] = state["first_position"]
+        self._begun.add(view.slot)
+        self._started.add(view.slot)
 
     def _note_first_positions(self, observation: Observation, spans: _Spans) -> None:
         """Keep where each new request's own rows begin: what is before is a cached prefix."""

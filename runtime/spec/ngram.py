@@ -8,12 +8,12 @@ among equal lengths the most recent occurrence. No weights, no state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from runtime.spec.host import pad_proposal
-from runtime.spec.types import Observation, Proposal, RequestView
+from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 
 DEFAULT_MAX_NGRAM = 4
 
@@ -73,3 +73,15 @@ class NgramProposer:
 
     def release(self, slot: int) -> None:
         """Nothing to forget."""
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """Nothing: drafts follow from the request's tokens."""
+        return ()
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return nothing."""
+        return {}
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Nothing to take over: the views carry every token."""

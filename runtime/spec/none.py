@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from runtime.batch import RoundRequests, RoundStates
 from runtime.spec.host import pad_proposal
-from runtime.spec.types import Observation, Proposal, RequestView
+from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 
 
 class NoProposer:
@@ -36,6 +36,18 @@ class NoProposer:
 
     def release(self, slot: int) -> None:
         """Nothing to forget."""
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """Nothing: drafts follow from nothing."""
+        return ()
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return nothing."""
+        return {}
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Nothing to take over."""
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return no drafts."""

@@ -9,7 +9,7 @@ rounds without host reads; verbatim drafts per round are for the host only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -26,7 +26,7 @@ from runtime.spec.script_table import (
     other_id,
     prompt_of,
 )
-from runtime.spec.types import Observation, Proposal, RequestView
+from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 
 __all__ = ["DeviceOracleProposer", "OracleProposer", "OracleScript", "ScriptKey", "other_id"]
 
@@ -65,6 +65,18 @@ class OracleProposer:
     def release(self, slot: int) -> None:
         """Forget how many rounds the request in `slot` had."""
         self._rounds_done.pop(slot, None)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """Nothing: drafts follow from the script."""
+        return ()
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return nothing."""
+        return {}
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Nothing to take over: no round has run."""
 
     def _drafts(self, view: RequestView) -> list[int]:
         """Return the drafts of the request's next round."""
@@ -163,6 +175,19 @@ class DeviceOracleProposer:
     def release(self, slot: int) -> None:
         """Forget the request in `slot`."""
         self._table.release(slot)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """Nothing: drafts follow from the script."""
+        return ()
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return nothing."""
+        return {}
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Write down what the script says about the request."""
+        self._table.load([view])
 
 
 def remaining(script: OracleScript, view: RequestView) -> tuple[int, ...]:

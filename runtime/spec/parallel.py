@@ -12,7 +12,7 @@ Legend: B views, G drafts, N rows, H draft hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ from runtime.spec.draft_choice import DraftLaws, choose_drafts, choose_round_dra
 from runtime.spec.entries import Entries
 from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
-from runtime.spec.types import Observation, Proposal, RequestView
+from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 
 
 class ParallelProposer:
@@ -135,6 +135,19 @@ class ParallelProposer:
     def release(self, slot: int) -> None:
         """Forget the request in `slot`; its draft KV goes with its blocks."""
         self._entries.release(slot)
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """What the newest entry gave."""
+        return self._entries.slot_state
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return copies of what the newest entry of a slot gave."""
+        return self._entries.export_slot(slot)
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after an entry that was run elsewhere."""
+        self._entries.import_slot(view, state)
 
     def _masked(
         self, counts: Sequence[tuple[int, int]], views: Sequence[RequestView]

@@ -6,7 +6,7 @@ Every id tensor names its vocabulary; proposers hand over *target* ids only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -197,6 +197,28 @@ class Observation:
     final_hidden_NH: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotTensor:
+    """One tensor that a proposer keeps of a request between rounds, besides KV.
+
+    Everything else that it keeps follows from the request's tokens.
+
+    Args:
+        name: what it means; see the proposer.
+        shape: of one request.
+        dtype: of its numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        """Return `name[shape] dtype`, as two processes compare it."""
+        sizes = "x".join(map(str, self.shape)) or "1"
+        return f"{self.name}[{sizes}] {str(self.dtype).removeprefix('torch.')}"
+
+
 class Proposer(Protocol):
     """Runs a draft. Proposals change speed, never output (docs/explanation/exactness.md)."""
 
@@ -227,6 +249,23 @@ class Proposer(Protocol):
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`."""
+
+    @property
+    def slot_state(self) -> tuple[SlotTensor, ...]:
+        """All tensors that it keeps of a request between rounds, besides KV."""
+
+    def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Return copies of what `slot_state` names of the request in `slot`; Sync: none."""
+
+    def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over a request whose prompt another process observed, to the newest position.
+
+        Its KV is in the blocks of `view` already. Sync: none.
+
+        Args:
+            view: the request, its first token committed.
+            state: what `export_slot` returned there, on this device.
+        """
 
 
 @runtime_checkable

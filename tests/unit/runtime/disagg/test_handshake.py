@@ -25,6 +25,7 @@ def facts(**changes: object) -> dict[str, str]:
         "num_speculative_tokens": 4,
         "verification": "seeded",
         "first_proposal": "one_hot",
+        "slot_state": ("feedback[64] bfloat16", "head_input[64] bfloat16"),
         "kernels": {"table": "a", "triton": "3.6.0", "architecture": "sm_90"},
     } | changes
     return shared_facts(EAGLE3, **arguments)  # type: ignore[arg-type]
@@ -63,6 +64,12 @@ def test_equal_sides_may_have_other_layouts() -> None:
         ("dtype", "float16", "dtype: bfloat16 / float16"),
         ("verification", "rejection", "verification: seeded / rejection"),
         ("first_proposal", "full", "first_proposal: one_hot / full"),
+        (
+            "slot_state",
+            ("feedback[192] bfloat16", "head_input[64] bfloat16"),
+            "slot_state: feedback[64] bfloat16; head_input[64] bfloat16"
+            " / feedback[192] bfloat16; head_input[64] bfloat16",
+        ),
         ("kv_heads", (2,) * 8, "kv_heads: 2,2,2,2,2,2,2,2,2 / 2,2,2,2,2,2,2,2"),
         ("kernels", {"table": "b"}, "kernels.architecture: sm_90 / not stated"),
     ],
@@ -82,6 +89,7 @@ def test_another_manifest_is_told_by_name_before_its_fingerprint() -> None:
         num_speculative_tokens=4,
         verification="seeded",
         first_proposal="one_hot",
+        slot_state=(),
         kernels={},
     )
     assert not refusal(hello("decode", facts()), hello("prefill", other)).startswith(
