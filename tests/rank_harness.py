@@ -13,6 +13,7 @@ import torch
 from runtime.config import DRAFT_PROPOSERS, Overrides, resolve_config
 from runtime.engine.engine import Engine
 from runtime.engine.llm import build_engine
+from runtime.engine.lockstep import LockstepLeader
 from runtime.engine.request import RequestInput, Usage
 from runtime.loading import load_models
 from runtime.parallel.ranks import Ranks, ThreadExchange
@@ -83,7 +84,7 @@ def ranked_engine(
     return build_engine(models, config)
 
 
-def answer(engine: Engine, requests: Sequence[RequestInput]) -> Outcome:
+def answer(engine: Engine | LockstepLeader, requests: Sequence[RequestInput]) -> Outcome:
     """Run requests to their ends."""
     for request in requests:
         engine.add_request(request)

@@ -33,6 +33,7 @@ PEER_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 1800.0
 """How long a process waits for the others to start and to load."""
 _POLL_S = 0.05
+_IDLE = datetime.timedelta(days=365)
 _PREFIX = "specctl"
 
 
@@ -190,6 +191,22 @@ class ProcessGroups:
         group = dist.new_group(
             list(self.layout.stage_ranks(self.place.stage)),
             timeout=datetime.timedelta(seconds=self._peer_timeout_s),
+            use_local_synchronization=True,
+        )
+        return DistributedRanks(group)
+
+    def control_ranks(self) -> Ranks:
+        """Return the ranks of this process's stage for what the first of them is told.
+
+        They carry tensors of the CPU, and a wait has no limit that a server could reach by being
+        idle: a rank whose process ended closes its connections, which ends the wait at once.
+        """
+        if self.layout.tensor_parallel == 1:
+            return ONE_RANK
+        group = dist.new_group(
+            list(self.layout.stage_ranks(self.place.stage)),
+            timeout=_IDLE,
+            backend="gloo",
             use_local_synchronization=True,
         )
         return DistributedRanks(group)

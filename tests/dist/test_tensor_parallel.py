@@ -1,0 +1,66 @@
+"""Processes over gloo have the bits of their twin: the same ranks as threads of one process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.parallel.groups import Launch, launch_environment
+from specctl.ops.emit_manifest import emit_manifest
+from tests.dist.tensor_parallel_rank import work
+from tests.rank_harness import on_rank_pairs
+from tests.tiny import write_tiny_target
+from tests.tiny_agreeing import write_agreeing_eagle3
+from tests.tiny_manifest import write_manifest
+
+pytestmark = pytest.mark.dist
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_processes(size: int, manifest: Path, out: Path) -> list[dict[str, object]]:
+    port = free_port()
+    processes = []
+    for rank in range(size):
+        launch = Launch(rank=rank, world_size=size, local_rank=rank, local_world_size=size)
+        environment = launch_environment(launch, address="127.0.0.1", port=port)
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.dist.tensor_parallel_rank", str(manifest), str(out)],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    texts = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(texts)
+    return [torch.load(out / f"rank{rank}.pt") for rank in range(size)]
+
+
+def test_two_processes_have_the_bits_of_two_threads(tmp_path: Path) -> None:
+    target = write_tiny_target(tmp_path / "t", layer_gain=0.15)
+    draft = write_agreeing_eagle3(tmp_path / "d", target)
+    manifest = write_manifest(
+        tmp_path, emit_manifest(str(target), str(draft), num_speculative_tokens=3)
+    )
+    threads = on_rank_pairs(2, lambda ranks, control: work(manifest, ranks, control))
+    processes = run_processes(2, manifest, tmp_path)
+    for found in (*threads, *processes):
+        assert torch.equal(found["sum"], threads[0]["sum"])
+        for name in ("alone", "seeded", "rejection"):
+            assert found[name] == threads[0][name]
+    assert threads[0]["seeded"]["ids"] == threads[0]["alone"]["ids"]
+    assert threads[0]["seeded"]["rounds"] < threads[0]["alone"]["rounds"], "drafts were accepted"
