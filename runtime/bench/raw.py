@@ -13,7 +13,7 @@ them gives the same report again, byte for byte.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,9 @@ from specctl.contract.diagnostics import DiagnosticError, diagnose
 ArmName = Literal["target-only", "speculative", "contract-off"]
 StepName = Literal["decode", "verify", "draft", "round", "contract-off"]
 Clock = Literal["cuda-events", "wall"]
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Samples = Annotated[list[Seconds], msgspec.Meta(min_length=1)]
 
 SETTINGS_FILE = "settings.json"
 ENVIRONMENT_FILE = "environment.json"
@@ -140,7 +143,7 @@ class RunRecord(
     point: int
     arm: ArmName
     order: int
-    seconds: float
+    seconds: Seconds
     steps: int
     rounds: int
     proposed_drafts: int
@@ -186,7 +189,7 @@ class RequestRecord(
     proposed_drafts: int
     accepted_drafts: int
     submitted_s: float
-    arrivals: list[tuple[float, int]]
+    arrivals: Annotated[list[tuple[float, int]], msgspec.Meta(min_length=1)]
 
 
 class StepRecord(
@@ -207,7 +210,7 @@ class StepRecord(
     step: StepName
     width: int
     clock: Clock
-    samples_s: list[float]
+    samples_s: Samples
 
 
 class CopyRecord(
@@ -226,7 +229,7 @@ class CopyRecord(
 
     num_bytes: int
     clock: Clock
-    samples_s: list[float]
+    samples_s: Samples
 
 
 class ReferenceRecord(
@@ -300,21 +303,43 @@ def read_raw(directory: Path) -> RawBench:
     """Read what `write_raw` wrote.
 
     Raises:
-        DiagnosticError: SD920, a file is missing or has another form.
+        DiagnosticError: SD925, a file is missing or has another form, or records do not belong
+            together.
     """
-    lines = _bytes(directory / RECORDS_FILE).splitlines()
+    path = directory / RECORDS_FILE
     decoder = msgspec.json.Decoder(Record)
     records: list[Record] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_bytes(path).splitlines(), start=1):
         try:
             records.append(decoder.decode(line))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise _broken(f"{RECORDS_FILE}:{number}", str(error)) from error
-    return RawBench(
+        except msgspec.DecodeError as error:
+            raise _broken(f"{path}:{number}", str(error)) from error
+    raw = RawBench(
         settings=_decoded(directory / SETTINGS_FILE, Settings),
         environment=_decoded(directory / ENVIRONMENT_FILE, Environment),
         records=records,
     )
+    problem = _mismatch(raw)
+    if problem is not None:
+        raise _broken(str(path), problem)
+    return raw
+
+
+def _mismatch(raw: RawBench) -> str | None:
+    """Return what keeps records from being those of their settings, None: nothing."""
+    runs = [record for record in raw.records if isinstance(record, RunRecord)]
+    requests = [record for record in raw.records if isinstance(record, RequestRecord)]
+    found = [(record.point, record.order) for record in runs]
+    answered = [(record.point, record.run, record.prompt, record.turn) for record in requests]
+    if len({*found}) < len(found) or len({*answered}) < len(answered):
+        return "a run or a request stands in it twice"
+    if {*found} != {(point, run) for point, run, _, _ in answered}:
+        return "runs and requests do not belong together"
+    for index, point in enumerate(raw.settings.points):
+        arms = [run.arm for run in sorted(runs, key=lambda run: run.order) if run.point == index]
+        if arms != point.order or "target-only" not in arms:
+            return f"point {index} has the runs {arms}, the settings name {point.order}"
+    return None
 
 
 _Facts = TypeVar("_Facts", Settings, Environment)
@@ -327,8 +352,8 @@ def _pretty(value: msgspec.Struct) -> bytes:
 def _decoded(path: Path, kind: type[_Facts]) -> _Facts:
     try:
         return msgspec.json.decode(_bytes(path), type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise _broken(path.name, str(error)) from error
+    except msgspec.DecodeError as error:
+        raise _broken(str(path), str(error)) from error
 
 
 def _bytes(path: Path) -> bytes:
@@ -341,11 +366,9 @@ def _bytes(path: Path) -> bytes:
 def _broken(where: str, reason: str) -> DiagnosticError:
     return DiagnosticError(
         diagnose(
-            "SD920",
+            "SD925",
             where=where,
             message=f"these are no records of a benchmark: {reason}",
             expected=f"{SETTINGS_FILE}, {ENVIRONMENT_FILE} and {RECORDS_FILE} of this version",
-            found=None,
-            help="name a directory that `specctl bench --output` wrote",
         )
     )

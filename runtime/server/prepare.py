@@ -285,5 +285,6 @@ def _ids_problems(pointer: str, ids_target: Sequence[int], served: ServedModel) 
             message=f"the token id {worst} is outside the target's vocabulary",
             expected=f"0 to {served.vocab_size - 1}",
             found=worst,
+            help="Use ids of the target's own tokenizer",
         )
     ]

@@ -174,6 +174,10 @@ def bench(
         output.answer_json(main.bench_json_schema())
         return
     if reanalyze is not None:
+        if any(given is not None for given in (manifest, shape, prompts, prompt_tokens)):
+            raise typer.BadParameter(
+                "it runs nothing: leave model and prompts out", param_hint="--reanalyze"
+            )
         _report(main.read_raw(reanalyze), json=json, out=out or reanalyze, is_new=False)
         return
     _check(manifest, shape, prompts, prompt_tokens)

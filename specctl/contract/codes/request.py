@@ -177,7 +177,7 @@ CODES: tuple[Code, ...] = (
         severity="error",
         summary="Two request fields contradict each other.",
         why="Whichever one were preferred, the other would be ignored.",
-        fix="Send one of the two",
+        fix="Make the two agree, or leave one of them out",
     ),
     Code(
         code="SD920",
@@ -233,5 +233,15 @@ CODES: tuple[Code, ...] = (
             "Lift one of them: `min_tokens` masks end tokens, `logit_bias` may forbid all others, "
             "and a grammar may contradict both"
         ),
+    ),
+    Code(
+        code="SD925",
+        slug="bench-records-unreadable",
+        severity="error",
+        summary="A directory does not hold the records of one benchmark.",
+        why=(
+            "A report on part of the runs, or on runs of two benchmarks, would look like any other."
+        ),
+        fix="Name a directory that `specctl bench --output DIR` wrote to its end",
     ),
 )

@@ -96,6 +96,9 @@ def test_bench_prints_a_table_or_json_and_writes_a_directory(
     assert "speculative (eagle3)" in capsys.readouterr().out
     assert (out / "summary.json").read_bytes() == written
     assert (out / "report.html").read_bytes() == page
+    capsys.readouterr()
+    assert run(["bench", str(out), "--reanalyze", str(out)]) == 2
+    assert "it runs nothing" in capsys.readouterr().err
     assert run([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["identical"] == {"equal": 2, "total": 2, "first_divergence": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,13 +130,61 @@ def test_a_directory_gives_the_same_report(raw: main.RawBench, tmp_path: Path) -
     again = main.summarise(main.read_raw(tmp_path))
     assert msgspec.json.encode(again) == msgspec.json.encode(main.summarise(raw))
     assert main.report_page(again) == main.report_page(main.summarise(raw))
-    (tmp_path / "records.jsonl").write_text('{"kind":"run"}\n')
+
+
+def _damage(name: str, lines: list[str]) -> list[str] | None:
+    """Return records that are not those of one whole benchmark; None: the file is gone."""
+    run = next(n for n, line in enumerate(lines) if '"kind":"run"' in line)
+    request = next(n for n, line in enumerate(lines) if '"kind":"request"' in line)
+    step = next(n for n, line in enumerate(lines) if '"kind":"step"' in line)
+    samples = re.sub(r'"samples_s":\[[^]]*\]', '"samples_s":[]', lines[step])
+    return {
+        "gone": None,
+        "empty": [],
+        "other kind": [*lines, '{"kind":"mystery"}'],
+        "cut off": [*lines[:-1], lines[-1][:40]],
+        "twice": lines + lines,
+        "without a run": lines[:run] + lines[run + 1 :],
+        "without a request": [line for line in lines if '"kind":"request"' not in line],
+        "another point": [line.replace('"point":0', '"point":7') for line in lines],
+        "no samples": [*lines[:step], samples, *lines[step + 1 :]],
+        "no arrivals": [
+            *lines[:request],
+            re.sub(r'"arrivals":\[.*\]', '"arrivals":[]', lines[request]),
+            *lines[request + 1 :],
+        ],
+        "no time": [re.sub(r'"seconds":[0-9.e-]+', '"seconds":0.0', line) for line in lines],
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gone",
+        "empty",
+        "other kind",
+        "cut off",
+        "twice",
+        "without a run",
+        "without a request",
+        "another point",
+        "no samples",
+        "no arrivals",
+        "no time",
+    ],
+)
+def test_damaged_records_are_refused(raw: main.RawBench, tmp_path: Path, name: str) -> None:
+    main.write_raw(tmp_path, raw)
+    path = tmp_path / "records.jsonl"
+    lines = _damage(name, path.read_text("utf-8").splitlines())
+    path.unlink()
+    if lines is not None:
+        path.write_text("\n".join(lines), "utf-8")
     with pytest.raises(DiagnosticError) as caught:
         main.read_raw(tmp_path)
-    assert caught.value.diagnostics[0].where == "records.jsonl:1"
-    (tmp_path / "records.jsonl").unlink()
-    with pytest.raises(DiagnosticError):
-        main.read_raw(tmp_path)
+    (found,) = caught.value.diagnostics
+    assert found.code == "SD925"
+    assert str(path) in found.where
 
 
 def test_the_page_needs_nothing_else(report: main.BenchReport) -> None:
