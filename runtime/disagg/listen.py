@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,6 +55,26 @@ class _Lines:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+@dataclass(kw_only=True, slots=True)
+class ServedCounts:
+    """What was told to decode servers since the start."""
+
+    num_prefilled: int = 0
+    num_released: int = 0
+    num_kv_bytes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def add(self, frame: Prefilled | Failed | Released) -> None:
+        """Count one frame."""
+        if isinstance(frame, Prefilled):
+            self.num_prefilled += 1
+            self.num_kv_bytes += frame.num_kv_bytes
+        elif isinstance(frame, Failed):
+            self.failures[frame.problem.code] += 1
+        else:
+            self.num_released += 1
+
+
 class DecodePeers:
     """What a prefill engine sees of all decode servers."""
 
@@ -63,7 +84,6 @@ class DecodePeers:
         *,
         hello: Hello,
         limits: Limits,
-        on_event: Callable[[], None],
         on_state: Callable[[str, Diagnostic | None], None],
     ) -> None:
         """Take a listening socket over; `start` accepts.
@@ -72,18 +92,16 @@ class DecodePeers:
             listener: from `listen_at`.
             hello: what this side says first.
             limits: bounds on waiting.
-            on_event: called in any thread when `poll` has something new to find.
             on_state: called in any thread when a decode server came (None), was refused or left.
         """
         self._listener = listener
         self._hello = hello
         self._limits = limits
-        self._on_event = on_event
         self._on_state = on_state
         self._events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         self._news = threading.Event()
         self._lines = _Lines()
-        self._thread = threading.Thread(target=self._accept, name="peer-listener", daemon=True)
+        self.counts = ServedCounts()
 
     @property
     def address(self) -> str:
@@ -96,9 +114,21 @@ class DecodePeers:
         """Whether something happened since the last `poll`."""
         return self._news.is_set()
 
-    def start(self) -> None:
-        """Begin to accept."""
-        self._thread.start()
+    def start(self, on_event: Callable[[], None]) -> None:
+        """Begin to accept.
+
+        Args:
+            on_event: called in any thread when `poll` has something new to find.
+        """
+
+        def put(event: PeerEvent) -> None:
+            self._events.put(event)
+            self._news.set()
+            on_event()
+
+        threading.Thread(
+            target=self._accept, args=(put,), name="peer-listener", daemon=True
+        ).start()
 
     def close(self) -> None:
         """Accept nobody any more and end every line."""
@@ -122,6 +152,7 @@ class DecodePeers:
 
     def send(self, peer: str, frame: Prefilled | Failed | Released) -> None:
         """Queue a frame for a decode server; never waits. To one that left it goes nowhere."""
+        self.counts.add(frame)
         with self._lines.lock:
             line = self._lines.by_name.get(peer)
         if line is not None:
@@ -142,7 +173,7 @@ class DecodePeers:
         with self._lines.lock:
             return dict.fromkeys(self._lines.by_name, "ready")
 
-    def _accept(self) -> None:
+    def _accept(self, put: Callable[[PeerEvent], None]) -> None:
         while True:
             try:
                 peer, address = self._listener.accept()
@@ -150,10 +181,10 @@ class DecodePeers:
                 return
             name = f"{address[0]}:{address[1]}"
             threading.Thread(
-                target=self._serve, args=(peer, name), name=f"peer-{name}", daemon=True
+                target=self._serve, args=(peer, name, put), name=f"peer-{name}", daemon=True
             ).start()
 
-    def _serve(self, peer: socket.socket, name: str) -> None:
+    def _serve(self, peer: socket.socket, name: str, put: Callable[[PeerEvent], None]) -> None:
         """Greet, then read until the end, in a thread of its own."""
         try:
             line = greet(peer, self._hello, self._limits, name=name)
@@ -163,16 +194,11 @@ class DecodePeers:
         with self._lines.lock:
             self._lines.by_name[name] = line
         self._on_state(name, None)
-        problem = line.serve(lambda frame: self._put(_event_of(line, frame)))
+        problem = line.serve(lambda frame: put(_event_of(line, frame)))
         with self._lines.lock:
             del self._lines.by_name[name]
-        self._put(Left(peer=name, problem=problem))
+        put(Left(peer=name, problem=problem))
         self._on_state(name, problem)
-
-    def _put(self, event: PeerEvent) -> None:
-        self._events.put(event)
-        self._news.set()
-        self._on_event()
 
 
 def listen_at(host: str, port: int) -> socket.socket:

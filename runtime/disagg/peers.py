@@ -53,7 +53,6 @@ class PrefillPeers:
         hello: Hello,
         offer: Offer,
         limits: Limits,
-        on_event: Callable[[], None],
         on_state: Callable[[str, Diagnostic | None], None],
     ) -> None:
         """Know the peers; `start` dials them.
@@ -63,17 +62,15 @@ class PrefillPeers:
             hello: what this side says first.
             offer: where KV may be written.
             limits: bounds on waiting.
-            on_event: called in any thread when `poll` has something new to find.
             on_state: called in any thread with a peer and its problem when either changes; None:
                 it is connected.
         """
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._on_event = on_event
         self._lines: dict[str, Line] = {}
         self._rooms = Rooms(tuple(peers), limits)
         self._news = threading.Event()
         self._dialers = [
-            _Dialer(name, hello=hello, offer=offer, limits=limits, put=self._put, on_state=on_state)
+            _Dialer(name, hello=hello, offer=offer, limits=limits, on_state=on_state)
             for name in peers
         ]
 
@@ -97,10 +94,20 @@ class PrefillPeers:
         """Whether a connection said something since the last `poll`."""
         return self._news.is_set()
 
-    def start(self) -> None:
-        """Begin to dial."""
+    def start(self, on_event: Callable[[], None]) -> None:
+        """Begin to dial.
+
+        Args:
+            on_event: called in any thread when `poll` has something new to find.
+        """
+
+        def put(event: _Event) -> None:
+            self._events.put(event)
+            self._news.set()
+            on_event()
+
         for dialer in self._dialers:
-            dialer.start()
+            dialer.start(put)
 
     def close(self) -> None:
         """End every connection and thread."""
@@ -150,11 +157,6 @@ class PrefillPeers:
         else:
             self._rooms.came(event.peer, event.frame, now)
 
-    def _put(self, event: _Event) -> None:
-        self._events.put(event)
-        self._news.set()
-        self._on_event()
-
 
 class _Dialer:
     """Keeps one peer connected."""
@@ -166,7 +168,6 @@ class _Dialer:
         hello: Hello,
         offer: Offer,
         limits: Limits,
-        put: Callable[[_Event], None],
         on_state: Callable[[str, Diagnostic | None], None],
     ) -> None:
         self.peer = peer
@@ -174,13 +175,15 @@ class _Dialer:
         self._hello = hello
         self._offer = offer
         self._limits = limits
-        self._put = put
         self._on_state = on_state
         self._closing = threading.Event()
         self._line: Line | None = None
-        self._thread = threading.Thread(target=self._run, name=f"peer-{peer}", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, put: Callable[[_Event], None]) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(put,), name=f"peer-{self.peer}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -188,21 +191,21 @@ class _Dialer:
         line = self._line
         if line is not None:
             line.close()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(2 * self._limits.connect_s)
 
-    def _run(self) -> None:
+    def _run(self, put: Callable[[_Event], None]) -> None:
         last = ""
         while not self._closing.is_set():
-            problem, may_write = self._connection()
-            self._put(_Down(peer=self.peer, problem=problem, may_write=may_write))
+            problem, may_write = self._connection(put)
+            put(_Down(peer=self.peer, problem=problem, may_write=may_write))
             self.state = problem.oneline()
             if self.state != last and not self._closing.is_set():
                 self._on_state(self.peer, problem)
             last = self.state
             self._closing.wait(self._limits.retry_s)
 
-    def _connection(self) -> tuple[Diagnostic, bool]:
+    def _connection(self, put: Callable[[_Event], None]) -> tuple[Diagnostic, bool]:
         """Connect and read until the end; return why it ended; does the peer write on?"""
         host, port = parse_address(self.peer, "--peer")
         try:
@@ -216,8 +219,8 @@ class _Dialer:
         self._line = line
         self.state = "ready"
         self._on_state(self.peer, None)
-        self._put(_Up(line=line))
-        problem = line.serve(lambda frame: self._put(_Came(peer=self.peer, frame=frame)))
+        put(_Up(line=line))
+        problem = line.serve(lambda frame: put(_Came(peer=self.peer, frame=frame)))
         return problem, line.may_write
 
 

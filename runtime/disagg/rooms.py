@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from runtime.disagg.durations import Durations
 from runtime.disagg.frames import Abort, Failed, Frame, Prefill, Prefilled, Released, unreachable
 from runtime.disagg.limits import Limits
 from specctl.contract.diagnostics import Diagnostic, diagnose
@@ -51,7 +52,7 @@ class RoomCounts:
     num_retried: int = 0
     num_kv_bytes: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)
+    durations: Durations = field(default_factory=Durations)
 
 
 class Rooms:
@@ -136,7 +137,7 @@ class Rooms:
         elif isinstance(frame, Prefilled):
             self.counts.num_prefilled += 1
             self.counts.num_kv_bytes += frame.num_kv_bytes
-            self.counts.seconds.append(now - room.asked_at)
+            self.counts.durations.add(now - room.asked_at)
             self._settle(room, frame)
         elif isinstance(frame, Failed):
             self._retry_or_fail(room, frame.problem, now)

@@ -92,10 +92,9 @@ def prefill_side(port: int = 0, *, facts: dict[str, str] | None = None) -> Itera
         listen_at("127.0.0.1", port),
         hello=hello("prefill", **(facts or {})),
         limits=LIMITS,
-        on_event=lambda: None,
         on_state=lambda peer, problem: problems.append(problem),
     )
-    peers.start()
+    peers.start(lambda: None)
     try:
         yield Side(peers, problems)
     finally:
@@ -110,10 +109,9 @@ def decode_side(*addresses: str, **facts: str) -> Iterator[Side]:
         hello=hello("decode", **facts),
         offer=Offer(addresses=[b"pool"]),
         limits=LIMITS,
-        on_event=lambda: None,
         on_state=lambda peer, problem: problems.append(problem),
     )
-    peers.start()
+    peers.start(lambda: None)
     try:
         yield Side(peers, problems)
     finally:

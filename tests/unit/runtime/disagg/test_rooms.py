@@ -87,7 +87,11 @@ def test_peers_take_turns_and_their_answers_reach_the_engine() -> None:
     assert [peer for peer, _, _ in bench.sent] == ["a", "b", "a"]
     bench.rooms.came("b", prefilled("s"), 2.5)
     assert bench.rooms.take() == (prefilled("s"),)
-    assert (bench.rooms.counts.num_kv_bytes, bench.rooms.counts.seconds) == (64, [2.5])
+    assert bench.rooms.counts.num_kv_bytes == 64
+    assert bench.rooms.counts.durations.total_s == 2.5
+    assert dict(bench.rooms.counts.durations.cumulative) == dict.fromkeys(
+        ("0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1.0"), 0
+    ) | dict.fromkeys(("3.0", "10.0", "30.0", "100.0", "+Inf"), 1)
     assert len(bench.rooms) == 2
 
 
