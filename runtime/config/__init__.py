@@ -9,9 +9,11 @@ from runtime.config.values import (
     DTYPES,
     ConfigOrigin,
     LengthMode,
+    LoadFormat,
     Overrides,
     ProposerName,
     RuntimeConfig,
+    StageMode,
 )
 
 __all__ = [
@@ -20,9 +22,11 @@ __all__ = [
     "DTYPES",
     "ConfigOrigin",
     "LengthMode",
+    "LoadFormat",
     "Overrides",
     "ProposerName",
     "RuntimeConfig",
+    "StageMode",
     "draft_width",
     "force_anchor",
     "resolve_config",

@@ -24,8 +24,14 @@ _LOWEST = {
     "dynamic_rank": 0,
     "tensor_parallel": 1,
     "draft_tensor_parallel": 1,
+    "pipeline_parallel": 1,
 }
-_SHORT = {"tensor_parallel": "--tp", "draft_tensor_parallel": "--draft-tp"}
+_SHORT = {
+    "tensor_parallel": "--tp",
+    "draft_tensor_parallel": "--draft-tp",
+    "pipeline_parallel": "--pp",
+    "stages_in_process": "--pp-in-process",
+}
 
 
 def option_name(setting: str) -> str:

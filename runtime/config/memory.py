@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from runtime.config.values import DEFAULT_MEMORY_FRACTION
 from runtime.kv import KVLayerSpec
 from specctl.contract.diagnostics import diagnose
 from specctl.contract.manifest import Decoder, Manifest
+from specctl.contract.stage_split import Stage
 
 _STORED_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
@@ -64,6 +65,7 @@ def affordable_blocks(
     budget_bytes: int,
     num_ranks: int = 1,
     shares_memory: bool = False,
+    stages: Sequence[Stage] = (),
 ) -> int:
     """Return how many KV blocks fit beside the weights into a budget.
 
@@ -76,11 +78,47 @@ def affordable_blocks(
         num_ranks: each holds its part of weights and blocks. A draft that is whole on every rank
             is counted as if it were split: it is small beside the target.
         shares_memory: all ranks draw on the same budget.
+        stages: of a pipeline whose stages have a budget each, as large as this one; the heaviest
+            decides. Empty: everything is in this budget.
     """
+    if stages:
+        return min(
+            _stage_blocks(
+                manifest,
+                dtype,
+                stage,
+                kv_block_size=kv_block_size,
+                with_draft=with_draft,
+                budget_bytes=budget_bytes,
+                num_ranks=num_ranks,
+            )
+            for stage in stages
+        )
     parts = 1 if shares_memory else num_ranks
     weights = -(-weight_bytes(manifest, dtype, with_draft=with_draft) // parts)
     block = kv_block_bytes(manifest, dtype, kv_block_size=kv_block_size, with_draft=with_draft)
     return max(0, (budget_bytes - weights) // -(-block // parts))
+
+
+def _stage_blocks(
+    manifest: Manifest,
+    dtype: torch.dtype,
+    stage: Stage,
+    *,
+    kv_block_size: int,
+    with_draft: bool,
+    budget_bytes: int,
+    num_ranks: int,
+) -> int:
+    """Return how many blocks of a stage's layers fit beside its weights into its budget."""
+    draft = manifest.draft if with_draft and stage.has_head else None
+    weights = _in_dtype(stage.target_bytes, manifest.target.dtype, dtype)
+    specs = [*_kv_specs(manifest.target.decoder)][: stage.num_layers]
+    if draft is not None:
+        weights += _in_dtype(stage.draft_bytes, draft.dtype, dtype)
+        specs += _kv_specs(draft.decoder)
+    block = sum(spec.block_bytes(kv_block_size, dtype) for spec in specs)
+    return max(0, (budget_bytes - -(-weights // num_ranks)) // -(-block // num_ranks))
 
 
 def memory_budget(ledger: Ledger, device: torch.device, free_bytes: int | None) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from runtime.config.devices import settle_device, settle_dtype
 from runtime.config.ledger import Ledger
+from runtime.config.load_format import settle_load_format
 from runtime.config.memory import affordable_blocks, memory_budget, settle_lengths
 from runtime.config.parallel import refuse_over_ranks, settle_ranks
 from runtime.config.reduced_head import settle_dynamic_rows
@@ -21,6 +22,7 @@ from runtime.config.speculation import (
     settle_length_mode,
     settle_proposer,
 )
+from runtime.config.stages import settle_staged_graphs, settle_stages
 from runtime.config.values import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_GRAPHS,
@@ -48,7 +50,8 @@ def resolve_config(
 
     Raises:
         DiagnosticError: SD804 (KV budget), SD806 and SD807 (proposer and its width), SD809 (dtype),
-            SD830 (device), SD832 (range), SD852 (ranks), all findings together.
+            SD830 (device), SD832 (range), SD850 to SD852 (stages, ranks), SD857 (load format), all
+            findings together.
     """
     ledger = Ledger(overrides or Overrides())
     device = settle_device(ledger)
@@ -56,6 +59,8 @@ def resolve_config(
     proposer, gamma = settle_proposer(ledger, manifest)
     tensor_parallel, draft_tensor_parallel = settle_ranks(ledger, manifest, proposer)
     refuse_over_ranks(ledger, tensor_parallel)
+    staged = settle_stages(ledger, manifest, device, tensor_parallel=tensor_parallel)
+    load_format = settle_load_format(ledger)
     ledger.raise_errors()
     max_num_requests = ledger.pick("max_num_requests", DEFAULT_MAX_NUM_REQUESTS)
     num_rows = _settle_rows(ledger, device, max_num_requests, gamma)
@@ -68,6 +73,7 @@ def resolve_config(
         budget_bytes=memory_budget(ledger, device, free_bytes),
         num_ranks=tensor_parallel,
         shares_memory=device.type == "cpu",
+        stages=() if device.type == "cpu" or staged.mode != "processes" else staged.stages,
     )
     max_model_len, num_kv_blocks = settle_lengths(
         ledger,
@@ -76,7 +82,7 @@ def resolve_config(
         max_num_requests=max_num_requests,
         num_affordable_blocks=num_affordable_blocks,
     )
-    graphs = _settle_graphs(ledger)
+    graphs = settle_staged_graphs(ledger, _settle_graphs(ledger), staged.mode)
     verification = _settle_verification(ledger, manifest)
     dynamic_rows, dynamic_rank = settle_dynamic_rows(ledger, manifest, proposer)
     length_mode = settle_length_mode(ledger, gamma)
@@ -107,6 +113,10 @@ def resolve_config(
         dynamic_rank=dynamic_rank,
         tensor_parallel=tensor_parallel,
         draft_tensor_parallel=draft_tensor_parallel,
+        pipeline_parallel=len(staged.stages),
+        stage_layers=staged.layers,
+        stage_mode=staged.mode,
+        load_format=load_format,
         target_vocab_size=ledger.note("target_vocab_size", target.vocab_size, "manifest"),
         eos_ids_target=ledger.note("eos_ids_target", target.eos_token_ids, "manifest"),
         origins=ledger.origins,

@@ -25,6 +25,9 @@ ProposerName = Literal[
 ]
 GraphsMode = Literal["auto", "off"]
 LengthMode = Literal["static", "cap-accept", "compact"]
+StageMode = Literal["whole", "processes", "in-process"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+"""`auto` takes each file as it is; `safetensors` refuses other files; `dummy` reads no weight."""
 ConfigOrigin = Literal["given", "manifest", "default", "derived"]
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -63,6 +66,7 @@ class Overrides:
             and KV may take, above 0 and at most 1.
         force_anchor_layout: `sampled` or `conditioning`: reads slot 0 of a block draft as that,
             whatever the manifest says; for diagnosis.
+        stages_in_process: run every stage in this process; None: where they share one GPU.
     """
 
     device: str | None = None
@@ -89,6 +93,10 @@ class Overrides:
     force_anchor_layout: str | None = None
     tensor_parallel: int | None = None
     draft_tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    stages_in_process: bool | None = None
+    load_format: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +133,11 @@ class RuntimeConfig:
             are.
         tensor_parallel: ranks that the target is split over; KV heads and blocks are those of one.
         draft_tensor_parallel: the same number, or 1: the draft is whole on every rank.
+        pipeline_parallel: stages that the target's layers are spread over.
+        stage_layers: target layers of each stage; empty when there is one.
+        stage_mode: `whole`: one stage; `processes`: a process for each, this one the last;
+            `in-process`: one after the other in this process.
+        load_format: `auto`, `safetensors`, or `dummy`, which reads no weight.
         verification: how drafts of sampled requests are decided about.
         target_vocab_size: rows of the target's embedding.
         eos_ids_target: target ids that end a request.
@@ -159,6 +172,10 @@ class RuntimeConfig:
     dynamic_rank: int = 0
     tensor_parallel: int = 1
     draft_tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    stage_layers: tuple[int, ...] = ()
+    stage_mode: StageMode = "whole"
+    load_format: LoadFormat = "auto"
 
     def draft_width_of(self, num_drafts: int) -> int:
         """Return the slots in the draft forward of a round with fewer drafts, 0 without drafts."""

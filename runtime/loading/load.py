@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 import torch
 
+from runtime.config import LoadFormat
 from runtime.loading.draft import read_draft
-from runtime.loading.load_format import LoadFormat, file_problems
+from runtime.loading.load_format import file_problems
 from runtime.loading.reader import refuse_errors
 from runtime.loading.target import read_target
 from runtime.models import (
