@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.engine.engine import Engine
-from runtime.engine.llm import dynamic_row_settings
+from runtime.engine.caches import dynamic_row_settings
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.text import load_tokenizer
 from runtime.kv import KVLayer, KVPool
@@ -221,10 +221,10 @@ def drive(
         rig.engine.check()
         step += 1
         assert step < 5000, "the engine makes no progress"
-    return {request_id: _join(parts) for request_id, parts in deltas.items()}
+    return {request_id: join_deltas(parts) for request_id, parts in deltas.items()}
 
 
-def _join(parts: Sequence[RequestDelta]) -> Answer:
+def join_deltas(parts: Sequence[RequestDelta]) -> Answer:
     reason = parts[-1].finish_reason
     assert reason is not None
     return Answer(

@@ -22,7 +22,7 @@ from runtime.batch import RoundDraft, RoundRequests, RoundStates
 from runtime.bench.raw import CopyRecord, StepName, StepRecord
 from runtime.bench.timing import Step, clock_of, sample
 from runtime.config import RuntimeConfig
-from runtime.engine.llm import make_caches_and_proposer
+from runtime.engine.caches import make_caches_and_proposer
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape, RoundState, SlotRow
 from runtime.kv import KVLayer

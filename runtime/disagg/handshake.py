@@ -67,7 +67,7 @@ def shared_facts(
         num_speculative_tokens: drafts per round.
         verification: mode of sampled requests.
         first_proposal: what stands for the first round's draft probabilities.
-        slot_state: tensors that the proposer keeps of a request beside KV, each `name[shape] dtype`.
+        slot_state: tensors that the proposer keeps of a request, each `name[shape] dtype`.
         kernels: what makes bits: digest of the kernel table, Triton version, GPU architecture.
     """
     draft, vocabulary = manifest.draft, manifest.vocabulary

@@ -11,7 +11,6 @@ from runtime.kv import KVLayer
 from runtime.models import TargetModel, TargetOutput
 from runtime.parallel.messages import SlotNews
 
-
 RowsDone: TypeAlias = Callable[[int, Sequence[SlotNews]], None]
 """Told of a target layer once its keys and values of a forward's rows were launched."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from runtime.config import (
-    DRAFT_PROPOSERS,
     Overrides,
     ProposerName,
     RuntimeConfig,
@@ -19,21 +19,20 @@ from runtime.config import (
     resolve_config,
 )
 from runtime.config.cost_table import CostTable
+from runtime.engine.caches import Caches, make_caches
 from runtime.engine.costs import CostPlace, TimedParts, cost_path, engine_costs
 from runtime.engine.device_rounds import MakeRunner, make_device_rounds, round_menu
 from runtime.engine.engine import Engine
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
+from runtime.engine.staged import StagedModels, load_staged
+from runtime.engine.stages import StageLine
 from runtime.engine.text import load_tokenizer
-from runtime.kv import KVLayer, KVPool
-from runtime.loading import LoadedModels, load_models
+from runtime.loading import LoadedModels
 from runtime.spec.adaptive import AdaptiveLengths
-from runtime.spec.dynamic_rows import DynamicRowSettings
-from runtime.spec.factory import DraftParts, make_proposer
 from runtime.spec.forced import ForcedLengths
 from runtime.spec.oracle import OracleScript
-from runtime.spec.script_table import Room
-from runtime.spec.types import Proposer, TokenLogprobs
+from runtime.spec.types import TokenLogprobs
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
 from specctl.contract.manifest import Manifest
@@ -79,6 +78,8 @@ def build_engine(
     costs: CostTable | CostPlace | None = None,
     forced: ForcedLengths | None = None,
     on_diagnostic: Callable[[Diagnostic], None] | None = None,
+    caches: Caches | None = None,
+    line: StageLine | None = None,
 ) -> Engine:
     """Allocate the KV pool, make the proposer and join them to an engine.
 
@@ -92,15 +93,23 @@ def build_engine(
             is kept.
         forced: decides in the target's place what rounds accept (benchmarks only).
         on_diagnostic: gets SD838 and SD839 about the cost table.
+        caches: the pool and the proposer over it; None makes them.
+        line: the stages before the target's, which get a pool of this engine's; None: there are
+            none in other processes.
 
     Raises:
         DiagnosticError: SD807, the proposer lacks its parts; SD836 and SD837, there is no cost
             table that fits.
     """
-    target_kv, proposer = make_caches_and_proposer(models, config, script=script)
+    if caches is None:
+        caches = make_caches(models, config, script=script)
+    target_kv, proposer = caches.target_kv, caches.proposer
     rounds = make_device_rounds(
         models.target, target_kv, proposer, config, make_runner=make_runner, forced=forced
     )
+    forwards = None
+    if line is not None:
+        forwards = line.open(num_kv_blocks=config.num_kv_blocks, kv_block_size=config.kv_block_size)
     lengths = None
     if config.length_mode != "static":
         if not isinstance(costs, CostTable):
@@ -118,58 +127,7 @@ def build_engine(
         rounds=rounds,
         lengths=lengths,
         forced=forced,
-    )
-
-
-def make_caches_and_proposer(
-    models: LoadedModels, config: RuntimeConfig, *, script: OracleScript | None = None
-) -> tuple[tuple[KVLayer, ...], Proposer]:
-    """Allocate the KV pool and return the target's layers of it and the proposer with the draft's.
-
-    Raises:
-        DiagnosticError: SD807, the proposer lacks its parts.
-    """
-    draft = models.draft if config.proposer in DRAFT_PROPOSERS else None
-    target_specs = models.target.kv_specs
-    pool = KVPool(
-        (*target_specs, *(draft.kv_specs if draft is not None else ())),
-        num_blocks=config.num_kv_blocks,
-        kv_block_size=config.kv_block_size,
-        dtype=config.dtype,
-        device=config.device,
-    )
-    parts = None
-    if draft is not None:
-        parts = DraftParts(
-            model=draft,
-            kv=pool.layers[len(target_specs) :],
-            kv_block_size=config.kv_block_size,
-            num_slots=config.max_num_requests + 1,  # the last one for padding
-            dynamic_rows=dynamic_row_settings(models, config),
-        )
-    proposer = make_proposer(
-        config.proposer,
-        device=config.device,
-        draft=parts,
-        script=script,
-        max_ngram=config.max_ngram,
-        room=Room(
-            num_slots=config.max_num_requests + 1,
-            max_length=config.max_model_len,
-            max_drafts=config.num_speculative_tokens,
-        ),
-    )
-    return pool.layers[: len(target_specs)], proposer
-
-
-def dynamic_row_settings(models: LoadedModels, config: RuntimeConfig) -> DynamicRowSettings | None:
-    """Return which rows may join the draft's reduced head; None: none may."""
-    if not config.dynamic_rows and not config.dynamic_rank:
-        return None
-    return DynamicRowSettings(
-        full_head_VH=models.target.reachable_head,
-        num_rows=config.dynamic_rows,
-        rank=config.dynamic_rank,
+        forwards=forwards,
     )
 
 
@@ -184,8 +142,10 @@ class LLM:
         manifest: Manifest,
         tokenizer: Tokenizer | None,
         diagnostics: tuple[Diagnostic, ...],
+        staged: StagedModels | None = None,
     ) -> None:
         """Hold the parts, start-up warnings among them; `from_manifest` makes them."""
+        self._staged = staged or StagedModels(models=models)
         self.engine = engine
         self.models = models
         self.config = engine.config
@@ -212,26 +172,43 @@ class LLM:
 
         Raises:
             DiagnosticError: what `load_manifest`, `resolve_config`, `load_models`,
-                `load_tokenizer` and `build_engine` raise; SD831 when rows are not invariant.
+                `load_tokenizer` and `build_engine` raise; SD831 when rows are not invariant;
+                SD853, SD855 when stages in other processes do not start.
         """
         path = Path(path)
         manifest, forced = force_anchor(load_manifest(path), overrides)
         config = resolve_config(manifest, overrides)
-        models = load_models(
-            manifest,
-            path.parent,
-            device=config.device,
-            dtype=config.dtype,
-            with_draft=config.proposer in DRAFT_PROPOSERS,
-        )
+        tokenizer = None
+        if needs_tokenizer:
+            tokenizer = load_tokenizer(resolve_source(manifest.target.source, path.parent))
+        with ExitStack() as guard:
+            staged = load_staged(path, manifest, config)
+            guard.callback(staged.close)
+            llm = cls._over(
+                staged, path, manifest, config, tokenizer=tokenizer, script=script, forced=forced
+            )
+            guard.pop_all()
+        return llm
+
+    @classmethod
+    def _over(
+        cls,
+        staged: StagedModels,
+        path: Path,
+        manifest: Manifest,
+        config: RuntimeConfig,
+        *,
+        tokenizer: Tokenizer | None,
+        script: OracleScript | None,
+        forced: tuple[Diagnostic, ...],
+    ) -> LLM:
+        """Build the engine over loaded models; `forced` are findings so far."""
+        models = staged.models
         found = (
             forced + config.diagnostics + models.diagnostics + invariance_problems(models, config)
         )
         if has_errors(found):
             raise DiagnosticError(found)
-        tokenizer = None
-        if needs_tokenizer:
-            tokenizer = load_tokenizer(resolve_source(manifest.target.source, path.parent))
         later: list[Diagnostic] = []
         engine = build_engine(
             models,
@@ -242,6 +219,7 @@ class LLM:
                 path=cost_path(path, config.cost_table), fingerprint=manifest.fingerprint
             ),
             on_diagnostic=later.append,
+            line=staged.line,
         )
         return cls(
             engine=engine,
@@ -249,7 +227,22 @@ class LLM:
             manifest=manifest,
             tokenizer=tokenizer,
             diagnostics=(*found, *later),
+            staged=staged,
         )
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """What ended the stages in other processes; None while they run, or without any."""
+        return None if self._staged.peers is None else self._staged.peers.problem
+
+    @property
+    def transport(self) -> str | None:
+        """How states travel between processes; None where there is one process."""
+        return None if self._staged.peers is None else self._staged.peers.groups.transport
+
+    def close(self) -> None:
+        """Stop the stages in other processes, whose engines are of no use afterwards."""
+        self._staged.close()
 
     def sibling(
         self,
@@ -276,11 +269,18 @@ class LLM:
             length_mode="static",
         )
         return LLM(
-            engine=build_engine(self.models, config, tokenizer=self.tokenizer, script=script),
+            engine=build_engine(
+                self.models,
+                config,
+                tokenizer=self.tokenizer,
+                script=script,
+                line=self._staged.line,
+            ),
             models=self.models,
             manifest=self.manifest,
             tokenizer=self.tokenizer,
             diagnostics=self.diagnostics,
+            staged=self._staged,
         )
 
     def generate(

@@ -76,4 +76,24 @@ CODES: tuple[Code, ...] = (
         ),
         fix="Look at the router's `/health`, which tells the state of every decode server",
     ),
+    Code(
+        code="SD867",
+        slug="draft-state-differs",
+        severity="error",
+        summary="A prefill server sent another state of the draft than the decode server keeps.",
+        why=(
+            "Drafts are made from the state that the draft had after the prompt. With a part of it "
+            "missing, or of another width, the draft goes on from numbers of another request: "
+            "output stays right and accept length sinks."
+        ),
+        fix="Start both servers from the same manifest, version and settings",
+    ),
+    Code(
+        code="SD868",
+        slug="prefill-server-has-no-clients",
+        severity="error",
+        summary="A client's request reached the engine of a prefill server.",
+        why="A prefill server computes prompts for decode servers, which answer clients.",
+        fix="Send requests to a decode server or to the router",
+    ),
 )

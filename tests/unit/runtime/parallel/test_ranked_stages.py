@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, resolve_config
+from runtime.engine.caches import make_caches_and_proposer
 from runtime.engine.engine import Engine
-from runtime.engine.llm import make_caches_and_proposer
 from runtime.engine.lockstep import LockstepLeader, follow
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
