@@ -28,6 +28,7 @@ from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usa
 from runtime.engine.staged import StagedModels, load_staged
 from runtime.engine.stages import StageLine
 from runtime.engine.text import load_tokenizer
+from runtime.kv import Allocate
 from runtime.loading import LoadedModels
 from runtime.spec.adaptive import AdaptiveLengths
 from runtime.spec.forced import ForcedLengths
@@ -107,6 +108,9 @@ def build_engine(
     rounds = make_device_rounds(
         models.target, target_kv, proposer, config, make_runner=make_runner, forced=forced
     )
+    if rounds is not None and on_diagnostic is not None:
+        for problem in rounds.report.problems():
+            on_diagnostic(problem)
     forwards = None
     if line is not None:
         forwards = line.open(num_kv_blocks=config.num_kv_blocks, kv_block_size=config.kv_block_size)
@@ -138,6 +142,7 @@ class LLM:
         self,
         *,
         engine: Engine,
+        caches: Caches,
         models: LoadedModels,
         manifest: Manifest,
         tokenizer: Tokenizer | None,
@@ -147,6 +152,7 @@ class LLM:
         """Hold the parts, start-up warnings among them; `from_manifest` makes them."""
         self._staged = staged or StagedModels(models=models)
         self.engine = engine
+        self.caches = caches
         self.models = models
         self.config = engine.config
         self.manifest = manifest
@@ -161,6 +167,7 @@ class LLM:
         *,
         script: OracleScript | None = None,
         needs_tokenizer: bool = True,
+        allocate: Allocate | None = None,
     ) -> LLM:
         """Load what a manifest points to.
 
@@ -169,6 +176,7 @@ class LLM:
             overrides: settings that were given.
             script: what the `oracle` proposer replays.
             needs_tokenizer: False serves ids only, without text and stop strings.
+            allocate: makes the KV pool's tensors, where a transport must reach them.
 
         Raises:
             DiagnosticError: what `load_manifest`, `resolve_config`, `load_models`,
@@ -185,7 +193,14 @@ class LLM:
             staged = load_staged(path, manifest, config)
             guard.callback(staged.close)
             llm = cls._over(
-                staged, path, manifest, config, tokenizer=tokenizer, script=script, forced=forced
+                staged,
+                path,
+                manifest,
+                config,
+                tokenizer=tokenizer,
+                script=script,
+                forced=forced,
+                allocate=allocate,
             )
             guard.pop_all()
         return llm
@@ -201,6 +216,7 @@ class LLM:
         tokenizer: Tokenizer | None,
         script: OracleScript | None,
         forced: tuple[Diagnostic, ...],
+        allocate: Allocate | None,
     ) -> LLM:
         """Build the engine over loaded models; `forced` are findings so far."""
         models = staged.models
@@ -210,6 +226,7 @@ class LLM:
         if has_errors(found):
             raise DiagnosticError(found)
         later: list[Diagnostic] = []
+        caches = make_caches(models, config, script=script, allocate=allocate)
         engine = build_engine(
             models,
             config,
@@ -219,10 +236,12 @@ class LLM:
                 path=cost_path(path, config.cost_table), fingerprint=manifest.fingerprint
             ),
             on_diagnostic=later.append,
+            caches=caches,
             line=staged.line,
         )
         return cls(
             engine=engine,
+            caches=caches,
             models=models,
             manifest=manifest,
             tokenizer=tokenizer,
@@ -268,14 +287,17 @@ class LLM:
             draft_width=draft_width(self.manifest, proposer, num_speculative_tokens),
             length_mode="static",
         )
+        caches = make_caches(self.models, config, script=script)
         return LLM(
             engine=build_engine(
                 self.models,
                 config,
                 tokenizer=self.tokenizer,
                 script=script,
+                caches=caches,
                 line=self._staged.line,
             ),
+            caches=caches,
             models=self.models,
             manifest=self.manifest,
             tokenizer=self.tokenizer,

@@ -16,6 +16,7 @@ from runtime.models.layers import (
 )
 from runtime.models.mtp import MtpModel
 from runtime.models.peagle import PEagleModel
+from runtime.models.staged import StagedTarget
 from runtime.models.support import last_state_problems
 from runtime.models.target import StageStates, TargetModel, TargetOutput, target_problems
 from runtime.models.vocabulary import VocabEmbedding, VocabHead, pick_rows, rank_rows
@@ -34,6 +35,7 @@ __all__ = [
     "MtpModel",
     "PEagleModel",
     "StageStates",
+    "StagedTarget",
     "TargetModel",
     "TargetOutput",
     "VocabEmbedding",

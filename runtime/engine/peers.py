@@ -1,0 +1,251 @@
+"""The other processes of a served manifest: started or met, told what to load, watched, stopped.
+
+World rank 0 is this process. What the others need is published once, as a value; each reports that
+it is ready, or its diagnostics, so a start that fails anywhere fails here, with that code. A thread
+then watches the processes that were started here and lets the stages know that this one lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.distributed.distributed_c10d import Store
+
+from runtime.config import RuntimeConfig
+from runtime.engine.stages import StageLine
+from runtime.models import TargetModel
+from runtime.parallel.channels import lost_peer
+from runtime.parallel.groups import (
+    PEER_TIMEOUT_S,
+    Launch,
+    ProcessGroups,
+    launch_environment,
+    launch_of,
+    new_store,
+)
+from runtime.parallel.layout import ParallelLayout
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.contract.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+PLAN_KEY = "plan"
+HEARTBEAT_S = PEER_TIMEOUT_S / 8
+_WATCH_S = 0.25
+_END_TIMEOUT_S = 15.0
+
+
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process of a layout loads; the same for all.
+
+    Args:
+        specctl_version: of the manifest's writer.
+        fingerprint: of the manifest.
+        pipeline_parallel: stages.
+        tensor_parallel: ranks of a stage.
+        draft_tensor_parallel: ranks of the draft.
+        stage_layers: layers of each stage.
+        dtype: of the weights, a key of `DTYPES`.
+        load_format: how files are read.
+    """
+
+    specctl_version: str
+    fingerprint: str
+    pipeline_parallel: int
+    tensor_parallel: int
+    draft_tensor_parallel: int
+    stage_layers: tuple[int, ...]
+    dtype: str
+    load_format: str
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process says once it has loaded: nothing, or why it could not."""
+
+    problems: tuple[Diagnostic, ...] = ()
+
+
+def ready_key(rank: int) -> str:
+    """Return the key under which a rank reports."""
+    return f"ready/{rank}"
+
+
+def plan_of(manifest: Manifest, config: RuntimeConfig) -> RankPlan:
+    """Return what the other processes load."""
+    return RankPlan(
+        specctl_version=manifest.specctl_version,
+        fingerprint=manifest.fingerprint,
+        pipeline_parallel=config.pipeline_parallel,
+        tensor_parallel=config.tensor_parallel,
+        draft_tensor_parallel=config.draft_tensor_parallel,
+        stage_layers=config.stage_layers,
+        dtype=str(config.dtype).removeprefix("torch."),
+        load_format=config.load_format,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """Processes that were started here.
+
+    Args:
+        children: by rank, from 1.
+        store: where they meet; None under a launcher.
+    """
+
+    children: tuple[subprocess.Popen[bytes], ...]
+    store: Store | None
+
+    def ended(self) -> int | None:
+        """Return the rank of a process that has ended; None while all run."""
+        for rank, child in enumerate(self.children, start=1):
+            if child.poll() is not None:
+                return rank
+        return None
+
+
+class Peers:
+    """The other processes, as world rank 0 sees them."""
+
+    def __init__(self, groups: ProcessGroups, started: Started) -> None:
+        """Take both over; `meet` makes them."""
+        self.groups = groups
+        self.lines: list[StageLine] = []
+        self._started = started
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+
+    @classmethod
+    def meet(cls, path: Path, manifest: Manifest, config: RuntimeConfig) -> Peers:
+        """Start the other processes, unless a launcher has, and tell them what to load.
+
+        Raises:
+            DiagnosticError: SD855, one did not appear; SD832, a launcher started another number.
+        """
+        layout = ParallelLayout(
+            pipeline_parallel=config.pipeline_parallel, tensor_parallel=config.tensor_parallel
+        )
+        launch = launch_of()
+        started = Started(children=(), store=None)
+        if launch is None:
+            launch = _alone(layout.world_size, 0)
+            started = _start(path, layout, device=config.device)
+        try:
+            groups = ProcessGroups(layout, launch, store=started.store, device=config.device)
+        except DiagnosticError:
+            _end(started.children, 0.0)
+            raise
+        groups.publish(PLAN_KEY, msgspec.json.encode(plan_of(manifest, config)).decode())
+        return cls(groups, started)
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """What ended the pipeline; None while it runs."""
+        return next((line.problem for line in self.lines if line.problem is not None), None)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every other process has loaded.
+
+        Raises:
+            DiagnosticError: what one of them met, or SD855.
+        """
+        for rank in range(1, self.groups.layout.world_size):
+            text = self.groups.read(
+                ready_key(rank), is_peer_alive=lambda: self._started.ended() is None
+            )
+            report = msgspec.json.decode(text, type=RankReport)
+            if report.problems:
+                raise DiagnosticError(report.problems)
+
+    def line(self, last: TargetModel) -> StageLine:
+        """Return the stages before this one; they are watched from now on."""
+        place, layout = self.groups.place, self.groups.layout
+        stages = range(layout.pipeline_parallel - 1)
+        previous = place.previous_rank
+        assert previous is not None, "there is a stage before the last"
+        line = StageLine(
+            last,
+            controls=[
+                self.groups.channel(layout.rank(stage, place.tp_rank), is_states=False)
+                for stage in stages
+            ],
+            upstream=self.groups.channel(previous, is_states=True),
+        )
+        self.lines.append(line)
+        if not self._thread.is_alive():
+            self._thread.start()
+        return line
+
+    def close(self) -> None:
+        """Stop the stages and wait for the processes that were started here."""
+        self._is_closing.set()
+        if self._thread.is_alive():
+            self._thread.join(_END_TIMEOUT_S)
+        for line in self.lines:
+            try:
+                line.stop()
+            except DiagnosticError as error:
+                logger.warning("a stage could not be told to stop: %s", error)
+        _end(self._started.children, _END_TIMEOUT_S if self.problem is None else 1.0)
+        self.groups.close()
+
+    def _watch(self) -> None:
+        while not self._is_closing.wait(_WATCH_S):
+            ended = self._started.ended()
+            try:
+                for line in self.lines:
+                    if ended is not None and line.problem is None:
+                        line.problem = lost_peer(f"process of rank {ended} has ended")
+                    line.beat(HEARTBEAT_S)
+            except DiagnosticError as error:
+                logger.error("the pipeline has ended: %s", error)
+                return
+            if (problem := self.problem) is not None:
+                logger.error("the pipeline has ended: %s", problem.oneline())
+                return
+
+
+def _alone(world_size: int, rank: int) -> Launch:
+    return Launch(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+
+
+def _start(path: Path, layout: ParallelLayout, *, device: torch.device) -> Started:
+    """Start every other rank on this host; each ends when this process does."""
+    world_size = layout.world_size
+    store, port = new_store()
+    children = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "runtime.engine.stage_process"),
+                *(str(path.resolve()), "--device", device.type),
+                *("--pp", str(layout.pipeline_parallel), "--tp", str(layout.tensor_parallel)),
+            ],
+            stdin=subprocess.PIPE,  # closed by the system when this process ends, however it ends
+            stdout=subprocess.DEVNULL,
+            env=os.environ
+            | launch_environment(_alone(world_size, rank), address="127.0.0.1", port=port),
+        )
+        for rank in range(1, world_size)
+    ]
+    return Started(children=tuple(children), store=store)
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    """Wait for processes that were told to stop; end what does not."""
+    for child in children:
+        try:
+            child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if child.stdin is not None:
+            child.stdin.close()

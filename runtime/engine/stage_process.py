@@ -1,0 +1,180 @@
+"""A process that is not world rank 0: it loads its part, serves its stage and ends with the server.
+
+    python -m runtime.engine.stage_process MANIFEST --device cpu
+
+is what `specctl serve --pp` starts on its own host; under `torchrun` the command that the user gave
+comes here on every rank but 0. It ignores Ctrl-C, which reaches the whole process group: the last
+stage says when to stop, after the requests that run. SIGTERM gives it the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import torch
+
+from runtime.config import DTYPES
+from runtime.engine.peers import PLAN_KEY, RankPlan, RankReport, ready_key
+from runtime.engine.stages import StageWorker
+from runtime.loading import load_models
+from runtime.parallel.groups import Launch, ProcessGroups, launch_of
+from runtime.parallel.layout import ParallelLayout
+from specctl.contract.codec import load_manifest
+from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.manifest import Manifest
+from specctl.contract.stage_split import Stage, split_stages
+
+logger = logging.getLogger(__name__)
+
+_TERM_GRACE_S = 60.0  # twice what a server gives its requests
+
+
+def is_other_rank() -> bool:
+    """Whether a launcher started this process as another rank than 0."""
+    launch = launch_of()
+    return launch is not None and launch.rank > 0
+
+
+def serve_rank(path: Path, *, pipeline_parallel: int, tensor_parallel: int, device: str) -> None:
+    """Serve this process's part of a manifest until the last stage says stop.
+
+    Args:
+        path: the manifest, on this host.
+        pipeline_parallel: stages, as on every rank.
+        tensor_parallel: ranks of a stage.
+        device: `cpu` or `cuda`; the GPU is that of the local rank.
+
+    Raises:
+        DiagnosticError: what loading raises, SD853 (another manifest), SD855 (rank 0 is gone).
+    """
+    launch = launch_of()
+    assert launch is not None, "a launcher started this process"
+    layout = ParallelLayout(pipeline_parallel=pipeline_parallel, tensor_parallel=tensor_parallel)
+    place = local_device(device, launch)
+    with ProcessGroups(layout, launch, device=place) as groups:
+        try:
+            worker = _load(path, groups)
+        except DiagnosticError as error:
+            report = RankReport(problems=error.diagnostics)
+            groups.publish(ready_key(launch.rank), msgspec.json.encode(report).decode())
+            raise
+        groups.publish(ready_key(launch.rank), msgspec.json.encode(RankReport()).decode())
+        worker.run()
+
+
+def local_device(device: str, launch: Launch) -> torch.device:
+    """Return where a rank's weights go: GPUs are shared out by local rank."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    found = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(found)
+    return found
+
+
+def _load(path: Path, groups: ProcessGroups) -> StageWorker:
+    plan = msgspec.json.decode(groups.read(PLAN_KEY), type=RankPlan)
+    manifest = load_manifest(path)
+    _compare(plan, manifest)
+    place = groups.place
+    stage = split_stages(manifest, plan.pipeline_parallel, stage_layers=plan.stage_layers or None)[
+        place.stage
+    ]
+    models = load_models(
+        manifest,
+        path.parent,
+        device=groups.device,
+        dtype=DTYPES[plan.dtype],
+        with_draft=False,
+        ranks=groups.ranks(),
+        stage=stage,
+        load_format="dummy" if plan.load_format == "dummy" else "auto",
+    )
+    logger.info("%s on %s is ready", describe(stage), groups.device)
+    previous, following = place.previous_rank, place.next_rank
+    assert following is not None, "the last stage serves requests elsewhere"
+    last = groups.layout.rank(groups.layout.pipeline_parallel - 1, place.tp_rank)
+    return StageWorker(
+        models.target,
+        control=groups.channel(last, is_states=False),
+        upstream=None if previous is None else groups.channel(previous, is_states=True),
+        downstream=groups.channel(following, is_states=True),
+    )
+
+
+def describe(stage: Stage) -> str:
+    """Say what a stage holds."""
+    parts = [f"layers {stage.first_layer} to {stage.end_layer - 1}"]
+    parts += ["the embedding"] * stage.has_embedding + ["the head"] * stage.has_head
+    return f"stage {stage.index}: " + ", ".join(parts)
+
+
+def _compare(plan: RankPlan, manifest: Manifest) -> None:
+    if plan.fingerprint == manifest.fingerprint:
+        return
+    raise DiagnosticError(
+        diagnose(
+            "SD853",
+            where="manifest#/fingerprint",
+            message="a stage was started with another manifest than the last one",
+            expected=plan.fingerprint,
+            found=manifest.fingerprint,
+        )
+    )
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has; its end of the pipe closes then."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def prepare_signals() -> None:
+    """Leave the end to the last stage: Ctrl-C is not ours, SIGTERM ends it after a grace."""
+
+    def terminate(_number: int, _frame: object) -> None:
+        timer = threading.Timer(_TERM_GRACE_S, os._exit, (128 + signal.SIGTERM,))
+        timer.daemon = True
+        timer.start()
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def main() -> int:
+    """Serve as a child of the last stage's process; see the module."""
+    parser = argparse.ArgumentParser(prog="runtime.engine.stage_process")
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--pp", type=int, required=True)
+    parser.add_argument("--tp", type=int, required=True)
+    given = parser.parse_args()
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    prepare_signals()
+    _end_with_parent()
+    try:
+        serve_rank(
+            given.manifest,
+            pipeline_parallel=given.pp,
+            tensor_parallel=given.tp,
+            device=given.device,
+        )
+    except DiagnosticError as error:
+        logger.error("this stage ends: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Load a manifest's models where its settings put them: here whole, here in stages, over processes.
+
+The last stage is always here: it drafts, verifies and commits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
+from runtime.engine.peers import Peers
+from runtime.engine.stages import StageLine
+from runtime.loading import LoadedModels, load_models
+from runtime.models import StagedTarget
+from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.manifest import Manifest
+from specctl.contract.stage_split import Stage, split_stages
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagedModels:
+    """Models of this process, and the stages that other processes hold.
+
+    Args:
+        models: the target, or its last stage; the draft.
+        peers: the other processes; None without any.
+        line: the stages before this one; None without any.
+    """
+
+    models: LoadedModels
+    peers: Peers | None = None
+    line: StageLine | None = None
+
+    def close(self) -> None:
+        """Stop the other processes."""
+        if self.peers is not None:
+            self.peers.close()
+
+
+def stages_of(manifest: Manifest, config: RuntimeConfig) -> tuple[Stage, ...]:
+    """Return what each stage holds."""
+    return split_stages(
+        manifest, config.pipeline_parallel, stage_layers=config.stage_layers or None
+    )
+
+
+def load_staged(path: Path, manifest: Manifest, config: RuntimeConfig) -> StagedModels:
+    """Load what this process runs, and have the other processes load theirs.
+
+    Args:
+        path: the manifest file.
+        manifest: its facts.
+        config: settings; `stage_mode` says where stages run.
+
+    Raises:
+        DiagnosticError: what `load_models` raises, here or in another process; SD853, SD855 (a
+            process that is not there or has another manifest).
+    """
+    stages = stages_of(manifest, config)
+    if config.stage_mode == "whole":
+        return StagedModels(models=_load(path, manifest, config, None))
+    if config.stage_mode == "in-process":
+        return StagedModels(
+            models=_joined([_load(path, manifest, config, stage) for stage in stages])
+        )
+    peers = Peers.meet(path, manifest, config)
+    try:
+        models = _load(path, manifest, config, stages[-1])
+        peers.wait_until_ready()
+        return StagedModels(models=models, peers=peers, line=peers.line(models.target))
+    except BaseException:
+        peers.close()
+        raise
+
+
+def stages_text(manifest: Manifest, config: RuntimeConfig) -> str:
+    """Say in one line how a target is spread and where its draft is."""
+    if config.pipeline_parallel == 1:
+        return "one stage"
+    stages = stages_of(manifest, config)
+    layers = "+".join(str(stage.num_layers) for stage in stages)
+    where = "in one process" if config.stage_mode == "in-process" else "in processes"
+    text = f"{len(stages)} stages ({layers} layers) {where}"
+    if config.proposer in DRAFT_PROPOSERS:
+        text += f", draft on stage {stages[-1].index} (embedding: {stages[-1].draft_embedding})"
+    return text
+
+
+def _load(
+    path: Path, manifest: Manifest, config: RuntimeConfig, stage: Stage | None
+) -> LoadedModels:
+    return load_models(
+        manifest,
+        path.parent,
+        device=config.device,
+        dtype=config.dtype,
+        with_draft=config.proposer in DRAFT_PROPOSERS,
+        stage=stage,
+        load_format=config.load_format,
+    )
+
+
+def _joined(loaded: Sequence[LoadedModels]) -> LoadedModels:
+    found: dict[Diagnostic, None] = {}
+    for models in loaded:
+        found |= dict.fromkeys(models.diagnostics)
+    return LoadedModels(
+        target=StagedTarget.join([models.target for models in loaded]),
+        draft=loaded[-1].draft,
+        diagnostics=tuple(found),
+    )
