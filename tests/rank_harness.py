@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 
-from runtime.config import DRAFT_PROPOSERS, Overrides, resolve_config
+from runtime.config import Overrides, resolve_config
 from runtime.engine.engine import Engine
 from runtime.engine.llm import build_engine
-from runtime.engine.lockstep import LockstepLeader
+from runtime.engine.lockstep import EngineOrder, LockstepLeader
 from runtime.engine.request import RequestInput, Usage
 from runtime.loading import load_models
 from runtime.parallel.ranks import Ranks, ThreadExchange
@@ -71,17 +71,23 @@ def ranked_engine(
     manifest: Manifest, ranks: Ranks, overrides: Overrides, *, is_draft_split: bool = True
 ) -> Engine:
     """Load one rank's shards and build its engine; sources of the manifest are absolute."""
-    config = resolve_config(manifest, overrides)
+    build = builder(manifest, ranks, is_draft_split=is_draft_split)
+    return build(EngineOrder(config=resolve_config(manifest, overrides)))
+
+
+def builder(
+    manifest: Manifest, ranks: Ranks, *, is_draft_split: bool = True
+) -> Callable[[EngineOrder], Engine]:
+    """Load one rank's shards and return what builds engines over them."""
     models = load_models(
         manifest,
         Path("/"),
         device=torch.device("cpu"),
         dtype=torch.float32,
-        with_draft=config.proposer in DRAFT_PROPOSERS,
         ranks=ranks,
         is_draft_split=is_draft_split,
     )
-    return build_engine(models, config)
+    return lambda order: build_engine(models, order.config, script=order.script)
 
 
 def answer(engine: Engine | LockstepLeader, requests: Sequence[RequestInput]) -> Outcome:

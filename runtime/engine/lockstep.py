@@ -1,10 +1,10 @@
-"""One engine on every tensor-parallel rank, all at the same step over the same requests.
+"""The same engines on every tensor-parallel rank, all at the same step over the same requests.
 
 Ranks gather equal bits, so what follows from them is equal: drafts, accepted counts, committed ids,
 blocks and queues need not be sent. What does not follow from them is what comes from outside, new
-requests with their seeds, aborts and flushes: the first rank hands these to the others before each
-step. With every step goes a digest of all ids committed so far; a rank that has another one is
-named and nothing of the step is delivered.
+engines, requests with their seeds, aborts and flushes: the first rank hands these to the others
+before each step. With every step goes a digest of all ids committed so far; a rank that has another
+one is named, and nothing of the step is delivered.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import enum
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import torch
@@ -24,14 +25,28 @@ from runtime.engine.request import Admission, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
 from runtime.graphs.capture import GraphReport
 from runtime.parallel.ranks import Ranks
+from runtime.spec.oracle import OracleScript
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-
-_NUM_HEADER = 4
 
 
 class _Kind(enum.IntEnum):
     STEP = 1
-    STOP = 2
+    OPEN = 2
+    CLOSE = 3
+    STOP = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOrder:
+    """What every rank builds an engine from.
+
+    Args:
+        config: settings of the first rank; the device is each rank's own.
+        script: what the `oracle` proposer replays, or what replaces ids of a draft.
+    """
+
+    config: RuntimeConfig
+    script: OracleScript | None = None
 
 
 class _Add(msgspec.Struct, tag="add", frozen=True, kw_only=True):
@@ -47,8 +62,28 @@ class _Flush(msgspec.Struct, tag="flush", frozen=True, kw_only=True):
 
 
 _Command = _Add | _Abort | _Flush
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(list[_Command])
+
+
+def _plain(value: object) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _torch_value(kind: type, value: str) -> Any:
+    return torch.device(value) if kind is torch.device else getattr(torch, value)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_COMMANDS = msgspec.msgpack.Decoder(list[_Command])
+_ORDER = msgspec.msgpack.Decoder(EngineOrder, dec_hook=_torch_value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Message:
+    """What the first rank brings to an exchange."""
+
+    kind: _Kind
+    engine: int
+    payload: bytes
 
 
 class _Journal:
@@ -64,7 +99,7 @@ class _Journal:
         self._num_steps = 0
         self._digest = hashlib.blake2b(digest_size=8)
 
-    def exchange(self, kind: _Kind, payload: bytes = b"") -> tuple[_Kind, bytes]:
+    def exchange(self, kind: _Kind, engine: int = 0, payload: bytes = b"") -> _Message:
         """Return what the first rank brings; the others bring nothing.
 
         Raises:
@@ -72,20 +107,19 @@ class _Journal:
         """
         # 63 bits: the tensors are signed.
         digest = int.from_bytes(self._digest.digest(), "little") >> 1
-        header = torch.tensor([kind, len(payload), self._num_steps, digest])
-        assert header.numel() == _NUM_HEADER, header
+        header = torch.tensor([self._num_steps, digest, kind, engine, len(payload)])
         headers: list[list[int]] = self._ranks.gather(header).tolist()
         first = headers[0]
-        others = [rank for rank, row in enumerate(headers) if row[2:] != first[2:]]
+        others = [rank for rank, row in enumerate(headers) if row[:2] != first[:2]]
         if others:
             raise DiagnosticError(_disagreement(others, headers))
-        num_bytes = first[1]
-        if not num_bytes:
-            return _Kind(first[0]), b""
-        brought = torch.zeros(num_bytes, dtype=torch.uint8)
-        if payload:
-            brought = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        return _Kind(first[0]), bytes(self._ranks.gather(brought)[0].tolist())
+        num_bytes = first[4]
+        if num_bytes:
+            brought = torch.zeros(num_bytes, dtype=torch.uint8)
+            if payload:
+                brought = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            payload = bytes(self._ranks.gather(brought)[0].tolist())
+        return _Message(kind=_Kind(first[2]), engine=first[3], payload=payload)
 
     def note(self, deltas: Sequence[RequestDelta]) -> None:
         """Take a step's results in."""
@@ -95,19 +129,54 @@ class _Journal:
             self._digest.update(text.encode())
 
 
-class LockstepLeader:
-    """The engine of the first rank, which tells the others what it is told."""
+class Lockstep:
+    """The first rank's hold on the others: it opens engines everywhere and leads them."""
 
-    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         """Lead.
 
         Args:
-            engine: of this rank; nobody else may call it from now on.
-            ranks: this one is the first; see `follow`.
+            ranks: this one is the first; the others run `follow`.
         """
         assert ranks.rank == 0, f"rank {ranks.rank} cannot lead"
-        self._engine = engine
         self._journal = _Journal(ranks)
+        self._num_engines = 0
+
+    def open(self, order: EngineOrder, build: Callable[[EngineOrder], Engine]) -> LockstepLeader:
+        """Build an engine on every rank, at the same time, and lead it.
+
+        Args:
+            order: what it is built from.
+            build: makes this rank's.
+        """
+        number, self._num_engines = self._num_engines, self._num_engines + 1
+        config = replace(order.config, diagnostics=(), origins={})
+        self._journal.exchange(_Kind.OPEN, number, _ENCODER.encode(replace(order, config=config)))
+        return LockstepLeader(build(order), self._journal, number)
+
+    def close(self) -> None:
+        """Let the other ranks end.
+
+        Raises:
+            DiagnosticError: SD859, they disagree about the last step; SD855, one is gone.
+        """
+        self._journal.exchange(_Kind.STOP)
+
+
+class LockstepLeader:
+    """An engine of the first rank, which tells the others what it is told."""
+
+    def __init__(self, engine: Engine, journal: _Journal, number: int) -> None:
+        """Lead one engine; `Lockstep.open` makes it.
+
+        Args:
+            engine: of this rank; nobody else may call it from now on.
+            journal: of this rank.
+            number: of the engine among those that were opened.
+        """
+        self._engine = engine
+        self._journal = journal
+        self._number = number
         self._commands: list[_Command] = []
 
     @property
@@ -161,7 +230,9 @@ class LockstepLeader:
         Raises:
             DiagnosticError: SD855, a rank is gone; SD859, ranks disagree about the steps before.
         """
-        self._tell(_Kind.STEP)
+        payload = _ENCODER.encode(self._commands) if self._commands else b""
+        self._commands.clear()
+        self._journal.exchange(_Kind.STEP, self._number, payload)
         deltas = self._engine.step()
         self._journal.note(deltas)
         return deltas
@@ -175,39 +246,38 @@ class LockstepLeader:
         self._engine.check()
 
     def close(self) -> None:
-        """Let the other ranks end.
+        """Give the engine up on the other ranks.
 
         Raises:
             DiagnosticError: SD859, they disagree about the last step; SD855, one is gone.
         """
-        self._tell(_Kind.STOP)
-
-    def _tell(self, kind: _Kind) -> None:
-        payload = _ENCODER.encode(self._commands) if self._commands else b""
-        self._commands.clear()
-        self._journal.exchange(kind, payload)
+        self._journal.exchange(_Kind.CLOSE, self._number)
 
 
-def follow(engine: Engine, ranks: Ranks) -> None:
-    """Run an engine in step with the first rank's until that one ends.
+def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
+    """Run engines in step with the first rank's until that one ends.
 
     Args:
-        engine: of this rank.
         ranks: carry tensors of the CPU. This rank waits as long as the first one has no work, so
             their time limit is how long a server may be idle.
+        build: makes this rank's engine of an order.
 
     Raises:
         DiagnosticError: SD855, a rank is gone; SD859, ranks disagree.
     """
     assert ranks.rank > 0, "the first rank leads"
     journal = _Journal(ranks)
-    while True:
-        kind, payload = journal.exchange(_Kind.STEP)
-        for command in _DECODER.decode(payload) if payload else ():
-            _obey(engine, command)
-        if kind == _Kind.STOP:
-            return
-        journal.note(engine.step())
+    engines: dict[int, Engine] = {}
+    while (message := journal.exchange(_Kind.STEP)).kind != _Kind.STOP:
+        if message.kind == _Kind.OPEN:
+            engines[message.engine] = build(_ORDER.decode(message.payload))
+        elif message.kind == _Kind.CLOSE:
+            del engines[message.engine]
+        else:
+            engine = engines[message.engine]
+            for command in _COMMANDS.decode(message.payload) if message.payload else ():
+                _obey(engine, command)
+            journal.note(engine.step())
 
 
 def _obey(engine: Engine, command: _Command) -> None:
@@ -222,13 +292,13 @@ def _obey(engine: Engine, command: _Command) -> None:
 def _disagreement(others: Sequence[int], headers: Sequence[Sequence[int]]) -> Diagnostic:
     first = headers[0]
     named = ", ".join(
-        f"rank {rank}: step {headers[rank][2]}, digest {headers[rank][3]:016x}" for rank in others
+        f"rank {rank}: step {headers[rank][0]}, digest {headers[rank][1]:016x}" for rank in others
     )
     return diagnose(
         "SD859",
         where="tensor parallel",
         message=f"{'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))} committed "
         "other ids than rank 0",
-        expected=f"step {first[2]}, digest {first[3]:016x}",
+        expected=f"step {first[0]}, digest {first[1]:016x}",
         found=named,
     )

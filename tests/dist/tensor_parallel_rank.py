@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from runtime.config import Overrides
+from runtime.config import Overrides, resolve_config
 from runtime.engine.engine import Engine
-from runtime.engine.lockstep import LockstepLeader, follow
+from runtime.engine.lockstep import EngineOrder, Lockstep, follow
 from runtime.engine.request import RequestInput
 from runtime.parallel.groups import ProcessGroups, launch_of
 from runtime.parallel.layout import ParallelLayout
@@ -18,7 +18,7 @@ from runtime.parallel.ranks import Ranks, rank_sum
 from runtime.spec.types import SamplingParams
 from specctl.contract.codec import load_manifest
 from tests.engine_harness import prompt_of
-from tests.rank_harness import SMALL, answer, ranked_engine
+from tests.rank_harness import SMALL, answer, builder
 
 PARAMS = (
     SamplingParams(),
@@ -57,15 +57,23 @@ def one_run(
 ) -> dict[str, object]:
     """Lead or follow one engine; return the ids that this rank committed and its keys."""
     kept: dict[str, list[int]] = {}
-    engine = ranked_engine(load_manifest(manifest_path), ranks, overrides)
-    keep_ids(engine, kept)
+    manifest = load_manifest(manifest_path)
+    build = builder(manifest, ranks)
+    built: list[Engine] = []
+
+    def build_kept(order: EngineOrder) -> Engine:
+        built.append(build(order))
+        keep_ids(built[-1], kept)
+        return built[-1]
+
     if ranks.rank == 0:
-        leader = LockstepLeader(engine, control)
-        answer(leader, REQUESTS)
-        leader.close()
+        lockstep = Lockstep(control)
+        order = EngineOrder(config=resolve_config(manifest, overrides))
+        answer(lockstep.open(order, build_kept), REQUESTS)
+        lockstep.close()
     else:
-        follow(engine, control)
-    return {"ids": kept, "rounds": engine.stats().num_rounds}
+        follow(control, build_kept)
+    return {"ids": kept, "rounds": built[0].stats().num_rounds}
 
 
 def keep_ids(engine: Engine, kept: dict[str, list[int]]) -> None:

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from runtime.config import resolve_config
 from runtime.engine.engine import Engine
-from runtime.engine.lockstep import LockstepLeader, follow
+from runtime.engine.lockstep import EngineOrder, Lockstep, LockstepLeader, follow
 from runtime.engine.request import RequestDelta, RequestInput
 from runtime.parallel.ranks import Ranks
+from runtime.spec.oracle import OracleScript
 from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import Manifest
 from specctl.ops.emit_manifest import emit_manifest
 from tests.engine_harness import prompt_of
-from tests.rank_harness import SMALL, on_rank_pairs, ranked_engine
+from tests.rank_harness import SMALL, builder, on_rank_pairs
 from tests.tiny import write_tiny_target
 from tests.tiny_agreeing import write_agreeing_eagle3
 
@@ -87,7 +89,6 @@ def drive(leader: LockstepLeader) -> None:
     while leader.has_work:
         leader.step()
     leader.check()
-    leader.close()
 
 
 def lead_or_follow(
@@ -98,13 +99,22 @@ def lead_or_follow(
     *,
     liar: int | None = None,
 ) -> tuple[Delivered, object]:
-    engine = noted(ranked_engine(manifest, ranks, SMALL), liar=ranks.rank == liar)
+    build = builder(manifest, ranks)
+    built: list[Noted] = []
+
+    def build_noted(order: EngineOrder) -> Engine:
+        built.append(noted(build(order), liar=ranks.rank == liar))
+        return built[-1]
+
     if ranks.rank == 0:
-        script(LockstepLeader(engine, control))
+        lockstep = Lockstep(control)
+        leader = lockstep.open(EngineOrder(config=resolve_config(manifest, SMALL)), build_noted)
+        script(leader)
+        lockstep.close()
     else:
-        follow(engine, control)
-    engine.check()
-    return engine.delivered, replace(engine.stats(), num_running=0)
+        follow(control, build_noted)
+    built[0].check()
+    return built[0].delivered, built[0].stats()
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -138,3 +148,46 @@ def test_a_rank_that_commits_another_id_is_named(manifest: Manifest) -> None:
     for text in on_rank_pairs(2, work):
         assert "SD859" in text
         assert "rank 1 committed other ids than rank 0" in text
+
+
+def test_engines_are_opened_on_every_rank_and_take_turns(manifest: Manifest) -> None:
+    """A target-only engine and one with a script, beside the first, over the same weights."""
+    wish = request("one", 9, SamplingParams())
+    config = resolve_config(manifest, SMALL)
+    alone = replace(config, proposer="none", num_speculative_tokens=0, draft_width=0)
+    scripted = replace(config, proposer="oracle", draft_width=0)
+
+    def work(ranks: Ranks, control: Ranks) -> list[Delivered]:
+        build = builder(manifest, ranks)
+        built: list[Noted] = []
+
+        def build_noted(order: EngineOrder) -> Engine:
+            built.append(noted(build(order)))
+            return built[-1]
+
+        if ranks.rank:
+            follow(control, build_noted)
+            return [engine.delivered for engine in built]
+        lockstep = Lockstep(control)
+        first = lockstep.open(EngineOrder(config=config), build_noted)
+        second = lockstep.open(EngineOrder(config=alone), build_noted)
+        for leader in (first, second):
+            leader.add_request(wish)
+        while first.has_work or second.has_work:
+            for leader in (second, first):
+                if leader.has_work:
+                    leader.step()
+        second.close()
+        answers = {wish.prompt_ids_target: tuple(built[0].delivered["one"])}
+        script = OracleScript(continuations=answers, corruption_rates=(0.25,), seed=3)
+        third = lockstep.open(EngineOrder(config=scripted, script=script), build_noted)
+        third.add_request(wish)
+        while third.has_work:
+            third.step()
+        lockstep.close()
+        return [engine.delivered for engine in built]
+
+    results = on_rank_pairs(2, work)
+    assert results[0] == results[1]
+    assert len(results[0]) == 3
+    assert all(delivered == results[0][0] for delivered in results[0])

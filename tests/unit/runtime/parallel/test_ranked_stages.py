@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, resolve_config
-from runtime.engine.caches import make_caches_and_proposer
 from runtime.engine.engine import Engine
-from runtime.engine.lockstep import LockstepLeader, follow
+from runtime.engine.llm import build_engine
+from runtime.engine.lockstep import EngineOrder, Lockstep, follow
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
 from runtime.loading import load_models
@@ -95,24 +95,17 @@ class Line:
         stages = StageLine(
             models.target, controls=[self.controls[ranks.rank]], upstream=self.states[ranks.rank]
         )
-        kv, proposer = make_caches_and_proposer(models, self.config)
-        engine = Engine(
-            target=models.target,
-            target_kv=kv,
-            proposer=proposer,
-            config=self.config,
-            forwards=stages.open(
-                num_kv_blocks=self.config.num_kv_blocks, kv_block_size=self.config.kv_block_size
-            ),
-        )
+
+        def build(order: EngineOrder) -> Engine:
+            return build_engine(models, order.config, line=stages)
+
         try:
             if ranks.rank:
-                follow(engine, control)
-                engine.check()
+                follow(control, build)
                 return None
-            leader = LockstepLeader(engine, control)
-            found = answer(leader, REQUESTS)
-            leader.close()
+            lockstep = Lockstep(control)
+            found = answer(lockstep.open(EngineOrder(config=self.config), build), REQUESTS)
+            lockstep.close()
             return found
         finally:
             stages.stop()
