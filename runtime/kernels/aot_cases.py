@@ -39,6 +39,7 @@ class ModelShapes:
         head_rows: rows of its head, and of reduced heads of drafts for it.
         extra_weights: (N, K) of a draft's own products.
         has_bias: also compile the products with a bias (none of the models has one; Qwen2 does).
+        has_qk_norm: whether its heads have norms before the rotation.
         dtypes: Triton names of the storage dtypes to compile for.
     """
 
@@ -51,6 +52,7 @@ class ModelShapes:
     head_rows: tuple[int, ...]
     extra_weights: tuple[tuple[int, int], ...] = ()
     has_bias: bool = False
+    has_qk_norm: bool = False
     dtypes: tuple[str, ...] = ("bf16",)
 
     def weights(self) -> tuple[tuple[int, int], ...]:
@@ -96,6 +98,7 @@ MODELS = (
         num_kv_heads=8,
         head_dim=128,
         head_rows=(151_936, 32_768),
+        has_qk_norm=True,
     ),
 )
 
@@ -173,7 +176,12 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
         constants = attention.segment_constants(
             *heads, kv_block_size=16, width=width, element_bytes=element_bytes
         )
-        flags = {"FUSED": is_fused, "SINGLE": is_single, "OVERLAP": is_fused and arch >= 90}
+        flags = {
+            "FUSED": is_fused,
+            "NORMED": is_fused and model.has_qk_norm,
+            "SINGLE": is_single,
+            "OVERLAP": is_fused and arch >= 90,
+        }
         yield _case(
             attention.attention_segment_kernel,
             dtype,
@@ -295,9 +303,13 @@ def _block_ms(dtype: str) -> tuple[int, ...]:
 def _row_cases(model: ModelShapes, dtype: str, *, is_overlapping: bool) -> Iterator[KernelCase]:
     hidden, head_dim = model.hidden_size, model.head_dim
     heads = (model.num_heads, model.num_kv_heads, head_dim)
-    for num_heads, width in ((1, hidden), (model.num_heads, head_dim)):
-        constants = {"HEADS": num_heads, **norm.norm_constants(width), "OVERLAP": is_overlapping}
-        yield _case(norm.rms_norm_kernel, dtype, constants, num_warps=norm.norm_warps(width))
+    constants = {**norm.norm_constants(hidden), "OVERLAP": is_overlapping}
+    yield _case(norm.rms_norm_kernel, dtype, constants, num_warps=norm.norm_warps(hidden))
+    if model.has_qk_norm:
+        for num_heads in heads[:2]:
+            yield _case(
+                norm.head_norm_kernel, dtype, norm.head_norm_constants(num_heads, head_dim)
+            )
     yield _case(rope.rope_kernel, dtype, rope.rope_constants(*heads))
     write = kv_write.write_kv_constants(model.num_kv_heads, 16, head_dim)
     yield _case(kv_write.write_kv_kernel, dtype, write)

@@ -21,6 +21,7 @@ import torch
 
 from runtime.batch import PreparedBatch
 from runtime.kernels.kv_write import write_kv
+from runtime.kernels.norm import HeadNorms, head_rms_norm
 from runtime.kernels.rope import apply_rope
 from runtime.kernels.rows import ROW_TILE, SEGMENT, fixed_exp
 from runtime.kv import KVLayer
@@ -70,19 +71,21 @@ def attend_new_rows(
     cos_sin_TP: torch.Tensor,
     *,
     scale: float,
+    norms: HeadNorms | None = None,
     window: int | None = None,
     segment: int = SEGMENT,
 ) -> torch.Tensor:
-    """Rotate queries and keys, write keys and values to the pool, and attend.
+    """Norm and rotate queries and keys, write keys and values to the pool, and attend.
 
     Args:
-        q_MHP: [M, H, P] before the rotation.
-        k_MGP: [M, G, P] before the rotation.
+        q_MHP: [M, H, P] before norm and rotation.
+        k_MGP: [M, G, P] before norm and rotation.
         v_MGP: [M, G, P].
         layer: pool of one layer; the slots of the rows are overwritten.
         batch: rows, positions, slots and block tables.
         cos_sin_TP: float32 rotary table.
         scale: as in `paged_attention`.
+        norms: of the query and key heads, or None.
         window: as in `paged_attention`.
         segment: another one leaves the contract: it sums keys in another order, and only where one
             CUDA kernel does all of this (benchmarks only).
@@ -90,8 +93,9 @@ def attend_new_rows(
     Returns:
         [M, H, P], dtype of `q_MHP`.
 
-    Exactness: the bits of `apply_rope`, `write_kv` and `paged_attention` one after another; on CUDA
-    a dense batch takes one kernel, and packed rows are spread out for it (`ROUND_LAYOUTS`).
+    Exactness: the bits of `head_rms_norm`, `apply_rope`, `write_kv` and `paged_attention` one after
+    another; on CUDA a dense batch takes one kernel, and packed rows are spread out for it
+    (`ROUND_LAYOUTS`).
     Graph-safe: yes (CUDA).
     """
     spread = batch.spread
@@ -105,6 +109,7 @@ def attend_new_rows(
             spread.batch,
             cos_sin_TP,
             scale=scale,
+            norms=norms,
             window=window,
             segment=segment,
         )
@@ -112,10 +117,13 @@ def attend_new_rows(
     if q_MHP.is_cuda and batch.rows_per_request is not None:
         from runtime.kernels.cuda.attention import NewRows, launch_paged_attention
 
-        new = NewRows(k_MGP=k_MGP, v_MGP=v_MGP, cos_sin_TP=cos_sin_TP)
+        new = NewRows(k_MGP=k_MGP, v_MGP=v_MGP, cos_sin_TP=cos_sin_TP, norms=norms)
         return launch_paged_attention(
             q_MHP, layer, batch, scale=scale, window=window, new=new, segment=segment
         )
+    if norms is not None:
+        q_MHP = head_rms_norm(q_MHP, norms.q_P, norms.eps)
+        k_MGP = head_rms_norm(k_MGP, norms.k_P, norms.eps)
     q_MHP, k_MGP = apply_rope(q_MHP, k_MGP, batch.positions_N, cos_sin_TP)
     write_kv(k_MGP, v_MGP, layer, batch.slots_N)
     return paged_attention(q_MHP, layer, batch, scale=scale, window=window)

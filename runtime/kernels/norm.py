@@ -8,9 +8,26 @@ Legend: M rows, D width, H heads, P head size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from runtime.kernels.rows import tree_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeadNorms:
+    """The norms of a row's query and key heads.
+
+    Args:
+        q_P: [P], weight shared by the query heads.
+        k_P: [P], weight shared by the key heads.
+        eps: added to the mean squares.
+    """
+
+    q_P: torch.Tensor
+    k_P: torch.Tensor
+    eps: float
 
 
 def rms_norm(x_MD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
@@ -43,9 +60,9 @@ def head_rms_norm(x_MHP: torch.Tensor, weight_P: torch.Tensor, eps: float) -> to
         eps: added to the mean square.
 
     Returns:
-        [M, H, P], dtype of `x_MHP`.
+        [M, H, P], dtype of `x_MHP`; P is even.
 
-    Exactness: as `rms_norm`, a head being a row.
+    Exactness: a summation tree fixed by P, the one of `attend_new_rows`.
     Graph-safe: yes (CUDA).
     """
     if x_MHP.is_cuda:

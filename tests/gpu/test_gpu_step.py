@@ -174,9 +174,7 @@ class Chain:
             made = launch_residual_linear(
                 gated, down, residual_MD=made.residual_MD, norm_D=self.norm, overlap=overlap
             )
-        hidden = norm.launch_head_rms_norm(
-            made.residual_MD.unsqueeze(1), self.norm, EPS, overlap=overlap
-        ).squeeze(1)
+        hidden = norm.launch_rms_norm(made.residual_MD, self.norm, EPS, overlap=overlap)
         chosen, logits = head.launch_head_argmax(hidden, self.table, overlap=overlap)
         choices = chosen.view(count, self.width)
         accepted, _ = accept.launch_accept(choices[:, 1:], choices, torch.zeros_like(self.slots))

@@ -16,6 +16,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels.attention import paged_attention_twin
 from runtime.kernels.kv_write import write_kv_twin
+from runtime.kernels.norm import HeadNorms, head_rms_norm
 from runtime.kernels.rope import apply_rope_twin
 from runtime.kv import KVLayer
 from tests.kernels.ladder import paged_requests, plain
@@ -26,7 +27,7 @@ SCALE = 0.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseRequests:
-    """Unrotated new rows; the pool holds each request's keys before them and NaN elsewhere."""
+    """New rows before norm and rotation; the pool holds each request's keys before them and NaN elsewhere."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -34,6 +35,7 @@ class DenseRequests:
     layer: KVLayer
     batch: PreparedBatch
     cos_sin: torch.Tensor
+    norms: HeadNorms | None = None
 
     def fresh(self) -> KVLayer:
         """Copy the pool as it is before the rows are written."""
@@ -46,7 +48,7 @@ class DenseRequests:
         from runtime.kernels.cuda.attention import NewRows
 
         layer = self.fresh()
-        new = NewRows(k_MGP=self.k, v_MGP=self.v, cos_sin_TP=self.cos_sin)
+        new = NewRows(k_MGP=self.k, v_MGP=self.v, cos_sin_TP=self.cos_sin, norms=self.norms)
         out = launch(
             self.q, layer, self.batch, scale=SCALE, window=window, new=new, overlap=overlap
         )
@@ -57,15 +59,21 @@ class DenseRequests:
         attention: ModuleType | None,
         rope: ModuleType | None,
         kv_write: ModuleType | None,
+        norm: ModuleType | None = None,
         *,
         window: int | None,
     ) -> tuple[KVLayer, torch.Tensor]:
-        """Rotate, write and attend row by row with separate kernels, or with the twins."""
+        """Norm, rotate, write and attend row by row with separate kernels, or with the twins."""
         layer = self.fresh()
         rotate: Any = rope.launch_apply_rope if rope else apply_rope_twin
         write: Any = kv_write.launch_write_kv if kv_write else write_kv_twin
         mix: Any = attention.launch_paged_attention if attention else paged_attention_twin
-        q, k = rotate(self.q, self.k, self.batch.positions_N, self.cos_sin)
+        q, k = self.q, self.k
+        if self.norms is not None:
+            normed: Any = norm.launch_head_rms_norm if norm else head_rms_norm
+            q = normed(q, self.norms.q_P, self.norms.eps)
+            k = normed(k, self.norms.k_P, self.norms.eps)
+        q, k = rotate(q, k, self.batch.positions_N, self.cos_sin)
         write(k, self.v, layer, self.batch.slots_N)
         general = dataclasses.replace(self.batch, rows_per_request=None)
         return layer, mix(q, layer, general, scale=SCALE, window=window)
@@ -99,6 +107,7 @@ def dense_requests(
     lengths: tuple[int, ...],
     dtype: torch.dtype,
     device: str = "cpu",
+    has_norms: bool = False,
 ) -> DenseRequests:
     """Make requests whose last `width` positions, of `lengths` or more, are new rows.
 
@@ -136,4 +145,11 @@ def dense_requests(
             rows_per_request=width,
         ),
         cos_sin=torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
+        norms=None
+        if not has_norms
+        else HeadNorms(
+            q_P=plain(head_dim, seed=8, dtype=dtype, device=device),
+            k_P=plain(head_dim, seed=9, dtype=dtype, device=device),
+            eps=1e-5,
+        ),
     )

@@ -13,7 +13,7 @@ import torch
 
 from runtime.batch import PreparedBatch
 from runtime.kernels.attention import paged_attention_twin
-from runtime.kernels.cuda import attention, kv_write, rope
+from runtime.kernels.cuda import attention, kv_write, norm, rope
 from runtime.spec.packing import row_tiles
 from tests.kernels.dense import dense_requests
 from tests.kernels.ladder import PagedRequests, paged_requests, plain, same_bits
@@ -103,6 +103,28 @@ def test_old_keys_and_new_ones_meet_in_one_step(width: int) -> None:
     assert bool(found.isfinite().all())
     assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))
     assert same_bits(layer.v.nan_to_num(9.0), other.v.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "width"), [(6, 2, 24, 1), (4, 1, 32, 5)]
+)
+def test_norms_inside_attention_have_the_bits_of_norms_beside_it(
+    num_heads: int, num_kv_heads: int, head_dim: int, width: int, dtype: torch.dtype
+) -> None:
+    dense = dense_requests(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
+        lengths=(width, 260), dtype=dtype, has_norms=True,
+    )  # fmt: skip
+    layer, found = dense.attend(attention.launch_paged_attention, window=None)
+    other, expected = dense.attend_separately(attention, rope, kv_write, norm, window=None)
+    assert same_bits(found, expected)
+    assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))
+    _, alone = dense.request(1, 1).attend(attention.launch_paged_attention, window=None)
+    assert same_bits(alone, found[width : width + 1])
+    _, twin = dense.attend_separately(None, None, None, window=None)
+    atol = 5e-6 + 4 * HALF_ULP[dtype]
+    torch.testing.assert_close(found, twin, rtol=4 * HALF_ULP[dtype], atol=atol)
 
 
 @pytest.mark.parametrize("segment", [64, 128, 512])

@@ -28,8 +28,10 @@ from runtime.kernels.cuda.attention_steps import (
     store_new_keys,
 )
 from runtime.kernels.cuda.device import ceil_div, inner_contiguous, overlap_options, power_of_two
+from runtime.kernels.cuda.norm import norm_heads
 from runtime.kernels.cuda.rope import rotate_high, rotate_low
 from runtime.kernels.gemm_table import attention_tile
+from runtime.kernels.norm import HeadNorms
 from runtime.kernels.rows import SEGMENT
 from runtime.kv import KVLayer
 
@@ -59,10 +61,11 @@ def _program_rows(
 def _attend_segment(
     q_rows, q_mask, q_angles, k_rows, v_rows, k_mask, k_angles, new_slots,
     k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, first_new_key, limits, first_keys,
-    kv_head, scale_log2,
+    kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    WHOLE: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_P: tl.constexpr, FUSED: tl.constexpr, OVERLAP: tl.constexpr,
+    WHOLE: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Run the online softmax over begin..end; return maximum, total and values of each row.
 
@@ -85,6 +88,12 @@ def _attend_segment(
         q_sin = tl.load(q_angles + HALF, mask=q_mask, other=0.0)
         k_cos = tl.load(k_angles, mask=k_mask, other=0.0)
         k_sin = tl.load(k_angles + HALF, mask=k_mask, other=0.0)
+    if NORMED:
+        lanes = tl.arange(0, BLOCK_HALF)[None, :]
+        q_weight = tl.load(q_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
+        q_weight_high = tl.load(q_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
+        k_weight = tl.load(k_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
+        k_weight_high = tl.load(k_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     if FUSED:  # issued before the queries, which pass through shared memory at once
@@ -94,6 +103,13 @@ def _attend_segment(
         v_high = tl.load(v_rows + HALF, mask=k_mask, other=0.0)
     q_low = tl.load(q_rows, mask=q_mask, other=0.0)
     q_high = tl.load(q_rows + HALF, mask=q_mask, other=0.0)
+    if NORMED:
+        new_low, new_high = norm_heads(
+            new_low, new_high, k_weight, k_weight_high, norm_eps, BLOCK_W, BLOCK_HALF, HEAD_DIM
+        )
+        q_low, q_high = norm_heads(
+            q_low, q_high, q_weight, q_weight_high, norm_eps, BLOCK_M, BLOCK_HALF, HEAD_DIM
+        )
     if FUSED:
         store_new_keys(
             new_low, new_high, v_low, v_high, k_cos, k_sin, k_pool_ptr, v_pool_ptr, new_slots,
@@ -135,22 +151,22 @@ def _attend_segment(
 @triton.jit(do_not_specialize=["tile_start", "num_segments", "window", "stride_table"])
 def attention_segment_kernel(
     q_ptr, k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, positions_ptr, windows_ptr, limits_ptr,
-    slots_ptr, row_request_ptr, table_ptr, tiles_ptr, cos_sin_ptr,
+    slots_ptr, row_request_ptr, table_ptr, tiles_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr,
     values_ptr, maximum_ptr, total_ptr, arrivals_ptr, out_ptr,
-    scale_log2, tile_start, num_segments, window,
+    scale_log2, norm_eps, tile_start, num_segments, window,
     stride_qm, stride_qh, stride_km, stride_kg, stride_vm, stride_vg, stride_table,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KV_BLOCK_SIZE: tl.constexpr, SEGMENT_KEYS: tl.constexpr, TILE: tl.constexpr,
     WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_P: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr, SINGLE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BLOCK_P: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
+    SINGLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted values [M, H, P] for the rows and query heads of a program.
 
     Unless the segment is the only one, its values, maximum and total (float32, base-2 scores) go to
     [U, G, S, N], and the last of the programs that share rows combines. Fused, queries and keys
-    come unrotated and the program stores the new keys and values that it is about to read.
+    come unrotated, NORMED also without their norms, and the program stores the new keys and values that it is about to read.
     A program without keys ends at once; of those that share rows at least one has some, and waits.
     """
     local_tile = tl.program_id(0).to(tl.int64)
@@ -191,9 +207,9 @@ def attention_segment_kernel(
             tl.load(slots_ptr + new_rows, mask=is_mine, other=0),
             k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table,
             begin, end, least_key, tl.min(new_keys, axis=0) if FUSED else 2147483647,
-            limits, first_keys, kv_head, scale_log2,
-            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE == SEGMENT_KEYS, TILE, BLOCK_M, BLOCK_HALF,
-            BLOCK_P, FUSED, OVERLAP,
+            limits, first_keys, kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
+            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE == SEGMENT_KEYS, TILE, BLOCK_M, BLOCK_W,
+            BLOCK_HALF, BLOCK_P, FUSED, NORMED, OVERLAP,
         )  # fmt: skip
         is_whole = True
         if not SINGLE:
@@ -215,11 +231,12 @@ def attention_segment_kernel(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewRows:
-    """What a fused launch reads besides queries: unrotated keys, values and the rotary table."""
+    """What a fused launch reads besides queries: keys before norm and rotation, and the like."""
 
     k_MGP: torch.Tensor
     v_MGP: torch.Tensor
     cos_sin_TP: torch.Tensor
+    norms: HeadNorms | None = None
 
 
 def launch_paged_attention(
@@ -288,6 +305,7 @@ def _launch_tiles(
     own = batch.positions_N
     is_tiled = batch.rows_per_request is None and batch.tiles_U2 is not None
     k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
+    norms = None if new is None else new.norms
     is_overlapping, options = overlap_options(q_MHP.device, overlap)
     attention_segment_kernel[(num_tiles, num_kv_heads, num_segments)](
         q_MHP,
@@ -303,12 +321,15 @@ def _launch_tiles(
         batch.block_tables_BT,
         batch.tiles_U2 if is_tiled else batch.row_request_N,
         q_MHP if new is None else new.cos_sin_TP,
+        q_MHP if norms is None else norms.q_P,
+        q_MHP if norms is None else norms.k_P,
         values,
         maximum,
         total,
         _arrivals(batch, 0 if is_single else num_tiles * num_kv_heads),
         out_MHP,
         scale * math.log2(math.e),
+        0.0 if norms is None else norms.eps,
         tile_start,
         num_segments,
         _NO_WINDOW if window is None else window,
@@ -322,6 +343,7 @@ def _launch_tiles(
         **constants,
         TILED=is_tiled,
         FUSED=new is not None,
+        NORMED=norms is not None,
         SINGLE=is_single,
         OVERLAP=is_overlapping,
         num_warps=SEGMENT_WARPS,

@@ -8,9 +8,9 @@ import torch
 
 from runtime.batch import PreparedBatch
 from runtime.kernels import (
+    HeadNorms,
     Stream,
     attend_new_rows,
-    head_rms_norm,
     linear,
     scaled_linear,
 )
@@ -162,27 +162,30 @@ class Attention:
         *,
         segment: int = SEGMENT,
     ) -> torch.Tensor:
-        """Rotate, write to the cache and attend; return [N, H P].
+        """Norm, rotate, write to the cache and attend; return [N, H P].
 
         Another `segment` leaves the exactness contract (`attend_new_rows`).
         """
-        q, k, v = self._split(qkv_NQ)
-        scale = self.head_dim**-0.5
-        mixed = attend_new_rows(
-            q, k, v, cache, batch, cos_sin_TP, scale=scale, window=self.window, segment=segment
-        )
-        return mixed.flatten(1)
-
-    def _split(self, qkv_NQ: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q [N, H, P], k and v [N, G, P] before the rotation."""
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         q, k, v = torch.split(
             qkv_NQ.view(qkv_NQ.shape[0], sum(heads), self.head_dim), list(heads), dim=1
         )
-        if self.q_norm is None or self.k_norm is None:
-            return q, k, v
-        return (
-            head_rms_norm(q, self.q_norm, self.rms_norm_eps),
-            head_rms_norm(k, self.k_norm, self.rms_norm_eps),
+        mixed = attend_new_rows(
+            q,
+            k,
             v,
+            cache,
+            batch,
+            cos_sin_TP,
+            scale=self.head_dim**-0.5,
+            norms=self._norms,
+            window=self.window,
+            segment=segment,
         )
+        return mixed.flatten(1)
+
+    @property
+    def _norms(self) -> HeadNorms | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(q_P=self.q_norm, k_P=self.k_norm, eps=self.rms_norm_eps)
