@@ -98,10 +98,10 @@ class TaskRun:
         self._num_documents = 0
 
     def read(self, task: Task) -> None:
-        """Read every document of a task."""
+        """Read every document of a task; one that breaks off ends where it does."""
         for file in task.files:
             digests: list[bytes] = []
-            side = "counted"
+            group = Group(side="counted", domain=file.domain, language="")
             for piece in self._pieces(file, task):
                 if isinstance(piece, Defect):
                     num, first = self._defects.get(piece.kind, (0, piece.where))
@@ -109,15 +109,17 @@ class TaskRun:
                     continue
                 digest = hashlib.sha256(piece.data).digest()
                 if piece.is_first:
-                    digests = []
                     number = int.from_bytes(digest[:8], "big")
                     self._numbers = [min([number, *self._numbers]), max([number, *self._numbers])]
                     side = self._job.side(number, file)
+                    group = Group(side=side, domain=file.domain, language=piece.language)
                 digests.append(digest)
-                group = Group(side=side, domain=file.domain, language=piece.language)
                 self._add(self._groups[group], piece)
                 if piece.is_last:
                     self._end_document(group, digests)
+                    digests = []
+            if digests:
+                self._end_document(group, digests)
 
     def _pieces(self, file: SourceFile, task: Task) -> Iterator[Piece | Defect]:
         found = read_pieces(file, task, self._job.reading)

@@ -10,6 +10,7 @@ import pytest
 
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.tokenmap import count_corpus as counting
+from specctl.tokenmap import readers
 from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions, CountResult, count_corpus
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.sources import find_files, plan_tasks
@@ -110,3 +111,22 @@ def test_a_packed_file_is_known_by_its_name_in_capitals(tmp_path: Path) -> None:
     (root / "B.JSONL.GZ").write_bytes(gzip.compress(line))
     kinds = {file.kind for file in find_files([str(root)])}
     assert kinds == {".jsonl"}
+
+
+def test_what_stands_before_a_defect_belongs_to_the_corpus(
+    tokenizer: LoadedTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "PIECE_BYTES", 64)
+    root = tmp_path / "corpus"
+    root.mkdir()
+    texts = ["one word after another " * 20, "other words in this text " * 20]
+    (root / "other.txt").write_text("another file", "utf-8")
+    digests = set()
+    for text in texts:
+        (root / "a.txt").write_bytes(text.encode() + b"\xff")
+        result = run(root, tokenizer)
+        assert "SD434" in [d.code for d in result.diagnostics]
+        sides = (result.artefact.counted, result.artefact.held_out)
+        assert sum(side.num_documents for side in sides) == 2
+        digests.add(result.artefact.facts.corpus_digest)
+    assert len(digests) == 2
