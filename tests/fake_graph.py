@@ -19,6 +19,7 @@ from runtime.batch import PreparedBatch
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.config.cost_table import CostTable
 from runtime.config.round_sizes import packed_row_counts
+from runtime.engine.caches import make_caches
 from runtime.engine.device_rounds import MakeRunner, is_ragged, round_menu
 from runtime.engine.llm import LLM, build_engine
 from runtime.engine.text import load_tokenizer
@@ -161,16 +162,19 @@ def make_llm(
         return made[-1]
 
     draft = world.models.draft if config.proposer in DRAFT_PROPOSERS else None
+    models = replace(world.models, draft=draft)
+    caches = make_caches(models, config, script=script)
     engine = build_engine(
-        replace(world.models, draft=draft),
+        models,
         config,
         tokenizer=world.tokenizer,
-        script=script,
+        caches=caches,
         make_runner=None if is_eager else make_runner or make_fake,
         costs=costs or linear_costs(round_menu(config)),
     )
     llm = LLM(
         engine=engine,
+        caches=caches,
         models=world.models,
         manifest=world.manifest,
         tokenizer=world.tokenizer,

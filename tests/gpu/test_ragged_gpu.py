@@ -11,6 +11,7 @@ import torch
 
 from runtime.config.cost_table import load_costs
 from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
+from runtime.engine.caches import make_caches
 from runtime.engine.costs import CostPlace, measured_on
 from runtime.engine.llm import LLM, build_engine
 from runtime.engine.request import RequestInput
@@ -102,13 +103,19 @@ def test_costs_of_captured_rounds(tmp_path_factory: pytest.TempPathFactory, tmp_
     world = _world("eagle3", tmp_path_factory.mktemp("costs"))
     config = replace(_llm(world).config, length_mode="compact")
     place = CostPlace(path=tmp_path / "m.costs.json", fingerprint=world.manifest.fingerprint)
-    engine = build_engine(world.models, config, costs=place)
+    caches = make_caches(world.models, config)
+    engine = build_engine(world.models, config, costs=place, caches=caches)
     what = measured_on(config, place.fingerprint, is_captured=True)
     table = load_costs(place.path, what)
     assert table is not None
     assert all(1e-6 < seconds < 1 for seconds in table.verify_s.values())
     assert all(1e-6 < seconds < 1 for seconds in table.draft_s.values())
     llm = LLM(
-        engine=engine, models=world.models, manifest=world.manifest, tokenizer=None, diagnostics=()
+        engine=engine,
+        caches=caches,
+        models=world.models,
+        manifest=world.manifest,
+        tokenizer=None,
+        diagnostics=(),
     )
     assert ids_of(llm.generate(REQUESTS)) == _plain(world)
