@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from specctl.tokenmap.byte_pairs import MAX_WORD_BYTES, MergeTable, merge_table, merged_words
 from specctl.tokenmap.cuts import LETTER_RANGES
 from specctl.tokenmap.structure import SEPARATOR, FastPlan
 
@@ -24,8 +25,9 @@ _UNITS_A_TEXT = 512
 _TEXTS_A_BATCH = 64
 _UNITS_A_SUM = 1 << 17
 _WIDE = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in LETTER_RANGES)
-_ONE_WORD = f"^ ?[A-Za-z{_WIDE}]+$"
-"""A unit that every listed pattern takes whole and that NFC leaves as it is."""
+_ONE_WORD = f"^ ?(?:[A-Za-z{_WIDE}]+|[!-&(-/:-@\\[-`{{-~]+)$"
+"""Letters, or signs of ASCII but the apostrophe: what every listed pattern takes whole and NFC
+leaves as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,18 +37,22 @@ class UnitEncoder:
     Args:
         first: the tokenizer as published, for what begins a document.
         inner: for every other unit.
-        letters: for units of letters only, None: `inner`.
+        letters: for units of one pre-token where `merges` is None; None: `inner`.
+        merges: of the model, for most units of one pre-token.
     """
 
     first: Tokenizer
     inner: Tokenizer
     letters: Tokenizer | None
+    merges: MergeTable | None
 
     @staticmethod
     def of(plan: FastPlan, first: Tokenizer) -> UnitEncoder:
         """Build the tokenizers of a plan."""
-        letters = None if plan.letters is None else _separated(plan.letters)
-        return UnitEncoder(first=first, inner=_separated(plan.inner), letters=letters)
+        merges = None if plan.letters is None else merge_table(plan.letters)
+        letters = None if plan.letters is None or merges is not None else _separated(plan.letters)
+        inner = _separated(plan.inner)
+        return UnitEncoder(first=first, inner=inner, letters=letters, merges=merges)
 
 
 def _separated(text: str) -> Tokenizer:
@@ -149,13 +155,19 @@ def _flat_ids(units: pa.Array, encoder: UnitEncoder) -> tuple[np.ndarray, np.nda
     starts = np.zeros(len(units), np.int64)
     texts = units.cast(pa.string())
     is_word = np.zeros(len(units), bool)
-    if encoder.letters is not None:
+    if encoder.letters is not None or encoder.merges is not None:
         is_word = np.asarray(pc.match_substring_regex(texts, _ONE_WORD))
     parts, total = [], 0
-    for tokenizer, chosen in ((encoder.letters, is_word), (encoder.inner, ~is_word)):
-        if tokenizer is None:
-            continue
+    if encoder.merges is not None:
+        at, ids, many = _merged_units(units, is_word, encoder.merges)
+        is_word[:] = False
+        lengths[at], starts[at] = many, np.cumsum(many) - many
+        parts, total = [ids], len(ids)
+    is_left = lengths == 0
+    for tokenizer, chosen in ((encoder.letters, is_word), (encoder.inner, ~is_word & is_left)):
         places = np.flatnonzero(chosen)
+        if tokenizer is None or not len(places):
+            continue
         for begin, words, ids in _encoded(texts.take(pa.array(places)), tokenizer):
             at = places[begin : begin + len(words)]
             lengths[at] = words
@@ -163,6 +175,23 @@ def _flat_ids(units: pa.Array, encoder: UnitEncoder) -> tuple[np.ndarray, np.nda
             parts.append(ids)
             total += len(ids)
     return (np.concatenate(parts) if parts else np.empty(0, np.int32)), starts, lengths
+
+
+def _merged_units(
+    units: pa.Array, is_word: np.ndarray, merges: MergeTable
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the places of the words that `merges` takes, their ids, and how many each has."""
+    _, ends, data = units.buffers()
+    offsets = np.frombuffer(ends, np.int32)[units.offset : units.offset + len(units) + 1]
+    raw = np.frombuffer(data, np.uint8)
+    sizes = np.diff(offsets)
+    is_taken = is_word & (sizes <= MAX_WORD_BYTES)
+    unknown = np.flatnonzero((merges.byte_ids < 0)[raw[offsets[0] : offsets[-1]]]) + offsets[0]
+    is_taken[np.searchsorted(offsets, unknown, "right") - 1] = False
+    places = np.flatnonzero(is_taken)
+    places = places[np.argsort(sizes[places], kind="stable")]
+    ids, many = merged_words(raw, offsets[places], sizes[places], merges)
+    return places, ids, many
 
 
 def _encoded(texts: pa.Array, tokenizer: Tokenizer) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

@@ -53,7 +53,7 @@ class FastPlan:
     Args:
         rules: where documents are cut into units.
         inner: tokenizer.json text for units that do not begin a document.
-        letters: tokenizer.json text for units ` ?[A-Za-z]+`, which is faster; None: `inner`.
+        letters: tokenizer.json text for units of one pre-token, which is faster; None: `inner`.
         first_differs: the first unit of a document needs the tokenizer as published.
         whole_if: text around one of these is encoded as it stands, up to the next
             `cuts.PIECE_CUT`; the whole document where the first unit differs.
