@@ -137,6 +137,7 @@ def _indivisible(size: int, divisible_by: int, lowest: int, num_ids: int) -> Dia
         f"{size % divisible_by} rows are left over",
         expected=" or ".join(near) or f"a multiple of {divisible_by} from {lowest} to {num_ids}",
         found=size,
+        help=f"Choose a multiple of {divisible_by}",
     )
 
 

@@ -171,6 +171,7 @@ def test_a_size_that_ranks_cannot_share_names_the_next_ones(
         expected,
     )
     assert f"{size % divisible_by} rows are left over" in diagnostic.message
+    assert diagnostic.help == f"Choose a multiple of {divisible_by}"
     assert refusals(ranking, (16,), 8) == []
 
 
