@@ -39,8 +39,17 @@ def answer_one(
         max_model_len=min(room, facts.target.decoder.max_position_embeddings),
     )
     llm = LLM.from_manifest(manifest, sized)
-    for diagnostic in llm.diagnostics:
-        on_diagnostic(diagnostic)
+    try:
+        for diagnostic in llm.diagnostics:
+            on_diagnostic(diagnostic)
+        return _answer(llm, request, options, on_text)
+    finally:
+        llm.close()
+
+
+def _answer(
+    llm: LLM, request: RequestInput, options: GenerateOptions, on_text: Callable[[str], None]
+) -> GenerateReport:
     if options.has_comparison:
         _warm_up(llm, request)
     answer, speed = _timed(llm, request, on_text)

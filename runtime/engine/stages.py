@@ -239,6 +239,8 @@ class StageLine:
         """Tell every stage to end; one that is lost needs no telling."""
         if self.problem is None:
             self.tell(StageInput(kind=Kind.STOP, round_number=0))
+            for control in self._controls:
+                control.flush()
 
     @contextmanager
     def _remembered(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ channel's time limit, never a wait without end.
 from __future__ import annotations
 
 import queue
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
+_SOURCE_LINE = re.compile(r"^\[[^\]]*\] ")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 _MAX_TENSORS = 16
 _MAX_DIMS = 4
@@ -32,6 +34,13 @@ class Channel(Protocol):
 
         Raises:
             DiagnosticError: SD855, the peer is gone.
+        """
+
+    def flush(self) -> None:
+        """Wait until the peer has taken everything.
+
+        Raises:
+            DiagnosticError: SD855, the peer is gone or takes nothing within the time limit.
         """
 
     def receive(self) -> tuple[torch.Tensor, ...]:
@@ -53,6 +62,9 @@ class QueueChannel:
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Hand copies over: the sender may write its buffers again."""
         self._messages.put(tuple(tensor.detach().clone() for tensor in tensors))
+
+    def flush(self) -> None:
+        """Return at once: what was sent is in memory."""
 
     def receive(self) -> tuple[torch.Tensor, ...]:
         """Return the oldest message; see `Channel.receive`."""
@@ -107,11 +119,7 @@ class DistributedChannel:
             raise DiagnosticError(lost_peer(_first_line(error))) from error
 
     def flush(self) -> None:
-        """Wait until the peer has taken everything.
-
-        Raises:
-            DiagnosticError: SD855, the peer is gone or takes nothing within the time limit.
-        """
+        """Wait until the peer has taken everything; see `Channel.flush`."""
         try:
             self._settle(0)
         except RuntimeError as error:
@@ -196,4 +204,6 @@ def lost_peer(found: str) -> Diagnostic:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+    """Return what a library says without its source lines and its advice."""
+    line = str(error).partition("\n")[0].partition(". ")[0]
+    return _SOURCE_LINE.sub("", line) or type(error).__name__

@@ -15,6 +15,8 @@ from specctl.contract.diagnostics import Diagnostic
 
 HTTP_STATUS: MappingProxyType[str, int] = MappingProxyType(
     {
+        "SD855": 503,
+        "SD856": 503,
         "SD860": 503,
         "SD861": 503,
         "SD862": 503,
