@@ -26,7 +26,7 @@ from runtime.engine.prefill_role import FirstProposal, PrefillEngine, PrefillPar
 from runtime.engine.request import RequestDelta, RequestInput
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import Proposer
-from tests.engine_harness import KV_BLOCK_SIZE, Answer, World, join_deltas
+from tests.engine_harness import KV_BLOCK_SIZE, Answer, World, join_deltas, reference_ids
 from tests.fake_graph import FakeGraph
 
 DECODE = "decode"
@@ -273,3 +273,33 @@ def make_pair(
         sender=sender,
         graphs=graphs,
     )
+
+
+def request_for(name: str, prompt: Sequence[int], **fields: Any) -> RequestInput:
+    given: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True} | fields
+    return RequestInput(request_id=name, prompt_ids_target=tuple(prompt), **given)
+
+
+def assert_right(world: World, pair: Pair, requests: Sequence[RequestInput]) -> None:
+    """Run requests and compare their ids with those of the target alone."""
+    answers = pair.run(requests)
+    for item in requests:
+        assert answers[item.request_id].ids_target == reference_ids(world, item), item.request_id
+
+
+def pump(pair: Pair, *, steps: int = 1) -> list[RequestDelta]:
+    deltas: list[RequestDelta] = []
+    for _ in range(steps):
+        pair.prefill.step()
+        deltas += pair.decode.step()
+        pair.check()
+    return deltas
+
+
+def finish(pair: Pair) -> list[RequestDelta]:
+    deltas: list[RequestDelta] = []
+    for _ in range(20_000):
+        if pair.is_idle():
+            return deltas
+        deltas += pump(pair)
+    raise AssertionError("the pair makes no progress")
