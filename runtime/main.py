@@ -18,6 +18,8 @@ from runtime.bench.raw import RawBench, read_raw, write_raw
 from runtime.bench.report import BenchReport, GenerateReport, Identical, Point, bench_json_schema
 from runtime.bench.settings import BenchSettings, GenerateOptions
 from runtime.bench.summary import summarise
+from runtime.disagg.limits import Limits
+from runtime.server.role_settings import RoleOptions
 from runtime.server.settings import RouteOptions, ServeOptions
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
@@ -31,8 +33,10 @@ __all__ = [
     "GenerateOptions",
     "GenerateReport",
     "Identical",
+    "Limits",
     "Point",
     "RawBench",
+    "RoleOptions",
     "RouteOptions",
     "ServeOptions",
     "bench",
@@ -75,6 +79,12 @@ class EngineOptions:
     force_anchor_layout: str | None = None
     length_mode: str | None = None
     cost_table: str | None = None
+    pipeline_parallel: int | None = None
+    tensor_parallel: int | None = None
+    draft_tensor_parallel: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    stages_in_process: bool | None = None
+    load_format: str | None = None
 
     def to_overrides(self) -> Overrides:
         """Return them as the runtime takes them."""
@@ -99,6 +109,12 @@ class EngineOptions:
             force_anchor_layout=self.force_anchor_layout,
             length_mode=self.length_mode,
             cost_table=self.cost_table,
+            pipeline_parallel=self.pipeline_parallel,
+            tensor_parallel=self.tensor_parallel,
+            draft_tensor_parallel=self.draft_tensor_parallel,
+            stage_layers=self.stage_layers,
+            stages_in_process=self.stages_in_process,
+            load_format=self.load_format,
         )
 
 
@@ -115,6 +131,8 @@ def serve(
         DiagnosticError: SD834, and what `LLM.from_manifest` raises.
     """
     with _runtime_extra():
+        if _served_as_other_rank(manifest, engine):
+            return
         from runtime.server.start import serve_manifest
 
         serve_manifest(manifest, engine.to_overrides(), options, on_diagnostic=on_diagnostic)
@@ -146,6 +164,8 @@ def generate(
         DiagnosticError: SD834, SD908-SD913, and what `LLM.from_manifest` raises.
     """
     with _runtime_extra():
+        if _served_as_other_rank(manifest, engine):
+            raise SystemExit(0)  # rank 0 has the answer
         from runtime.bench.single import answer_one
 
         return answer_one(
@@ -205,6 +225,16 @@ def doctor_facts() -> dict[str, str | int | float | bool]:
         )
     facts["default device"] = "cuda:0, bfloat16" if count else "cpu, float32"
     return facts
+
+
+def _served_as_other_rank(manifest: Path, engine: EngineOptions) -> bool:
+    """Serve a stage when a launcher started this process as one; False: it is rank 0, or alone."""
+    from runtime.engine.stage_process import is_other_rank, serve_launched
+
+    if not is_other_rank():
+        return False
+    serve_launched(manifest, pipeline_parallel=engine.pipeline_parallel or 1, device=engine.device)
+    return True
 
 
 def _triton_version() -> str:

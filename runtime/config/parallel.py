@@ -40,10 +40,10 @@ def settle_ranks(ledger: Ledger, manifest: Manifest, proposer: ProposerName) -> 
 
 
 def refuse_over_ranks(ledger: Ledger, tensor_parallel: int) -> None:
-    """Collect SD832 for settings that read a whole head or a clock, where ranks hold parts of both.
+    """Collect SD832 for settings that need a whole head, or facts that other ranks do not have.
 
-    Dynamic rows look single rows of the target's head up; draft counts that follow measured costs
-    would be other ones on every rank.
+    Dynamic rows look single rows of the target's head up; a forced anchor layout is known to the
+    process that was given it. (Draft counts that follow measured costs are refused with stages.)
     """
     if tensor_parallel == 1:
         return
@@ -51,7 +51,7 @@ def refuse_over_ranks(ledger: Ledger, tensor_parallel: int) -> None:
     refused: tuple[tuple[str, object, object], ...] = (
         ("dynamic_rows", given.dynamic_rows or 0, 0),
         ("dynamic_rank", given.dynamic_rank or 0, 0),
-        ("length_mode", given.length_mode or "static", "static"),
+        ("force_anchor_layout", given.force_anchor_layout, None),
     )
     for name, found, expected in refused:
         if found != expected:
@@ -59,6 +59,6 @@ def refuse_over_ranks(ledger: Ledger, tensor_parallel: int) -> None:
                 "SD832",
                 name,
                 f"`{name}` is {found}, which {tensor_parallel} tensor-parallel ranks cannot run",
-                expected=f"{expected}, or `--tp 1`",
+                expected="`--tp 1`" if expected is None else f"{expected}, or `--tp 1`",
                 found=found,
             )

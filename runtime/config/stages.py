@@ -46,8 +46,9 @@ def settle_stages(
             if getattr(given, name) is not None:
                 ledger.idle(name, "`pipeline_parallel` is 1")
         ledger.note("stage_layers", (), "derived")
-        ledger.note("stage_mode", "whole", "derived")
-        return StageSettings(stages=split_stages(manifest, 1), mode="whole")
+        alone: StageMode = "whole" if tensor_parallel == 1 else "processes"
+        ledger.note("stage_mode", alone, "derived")
+        return StageSettings(stages=split_stages(manifest, 1), mode=alone)
     try:
         stages = split_stages(manifest, count, stage_layers=given.stage_layers)
     except DiagnosticError as error:
@@ -69,7 +70,7 @@ def settle_staged_graphs(ledger: Ledger, graphs: GraphsMode, mode: StageMode) ->
             "SD832",
             "length_mode",
             f"`length_mode` is {length_mode}: costs are measured on rounds of one process",
-            expected="static, or `--pp-in-process`",
+            expected="static",
             found=length_mode,
         )
     if ledger.given.graphs not in (None, "off"):

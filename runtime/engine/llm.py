@@ -23,6 +23,7 @@ from runtime.engine.caches import Caches, make_caches
 from runtime.engine.costs import CostPlace, TimedParts, cost_path, engine_costs
 from runtime.engine.device_rounds import MakeRunner, make_device_rounds, round_menu
 from runtime.engine.engine import Engine
+from runtime.engine.lockstep import EngineOrder, LockstepLeader
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.staged import StagedModels, load_staged
@@ -35,7 +36,13 @@ from runtime.spec.forced import ForcedLengths
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import TokenLogprobs
 from specctl.contract.codec import load_manifest, resolve_source
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
+from specctl.contract.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Severity,
+    diagnose,
+    has_errors,
+)
 from specctl.contract.manifest import Manifest
 
 
@@ -93,7 +100,7 @@ def build_engine(
         costs: what draft counts are chosen by where `config.length_mode` chooses, or where that
             is kept.
         forced: decides in the target's place what rounds accept (benchmarks only).
-        on_diagnostic: gets SD838 and SD839 about the cost table.
+        on_diagnostic: gets SD838 and SD839 about the cost table, SD841 about graphs.
         caches: the pool and the proposer over it; None makes them.
         line: the stages before the target's, which get a pool of this engine's; None: there are
             none in other processes.
@@ -141,15 +148,18 @@ class LLM:
     def __init__(
         self,
         *,
-        engine: Engine,
-        caches: Caches,
+        engine: Engine | LockstepLeader,
         models: LoadedModels,
         manifest: Manifest,
         tokenizer: Tokenizer | None,
         diagnostics: tuple[Diagnostic, ...],
         staged: StagedModels | None = None,
+        caches: Caches | None = None,
     ) -> None:
-        """Hold the parts, start-up warnings among them; `from_manifest` makes them."""
+        """Hold the parts, start-up warnings among them; `from_manifest` makes them.
+
+        `caches` are those of the engine, for roles that hand KV over.
+        """
         self._staged = staged or StagedModels(models=models)
         self.engine = engine
         self.caches = caches
@@ -190,7 +200,7 @@ class LLM:
         if needs_tokenizer:
             tokenizer = load_tokenizer(resolve_source(manifest.target.source, path.parent))
         with ExitStack() as guard:
-            staged = load_staged(path, manifest, config)
+            staged = load_staged(path, manifest, config, has_tokenizer=needs_tokenizer)
             guard.callback(staged.close)
             llm = cls._over(
                 staged,
@@ -227,26 +237,48 @@ class LLM:
             raise DiagnosticError(found)
         later: list[Diagnostic] = []
         caches = make_caches(models, config, script=script, allocate=allocate)
-        engine = build_engine(
-            models,
-            config,
-            tokenizer=tokenizer,
-            script=script,
-            costs=CostPlace(
-                path=cost_path(path, config.cost_table), fingerprint=manifest.fingerprint
-            ),
-            on_diagnostic=later.append,
-            caches=caches,
-            line=staged.line,
-        )
+        costs = CostPlace(path=cost_path(path, config.cost_table), fingerprint=manifest.fingerprint)
+
+        def build(order: EngineOrder) -> Engine:
+            return build_engine(
+                models,
+                order.config,
+                tokenizer=tokenizer,
+                script=order.script,
+                costs=costs,
+                on_diagnostic=later.append,
+                caches=caches,
+                line=staged.line,
+            )
+
         return cls(
-            engine=engine,
-            caches=caches,
+            engine=staged.open(EngineOrder(config=config, script=script), build),
             models=models,
             manifest=manifest,
             tokenizer=tokenizer,
             diagnostics=(*found, *later),
             staged=staged,
+            caches=caches,
+        )
+
+    @property
+    def local_engine(self) -> Engine:
+        """The engine, where it is this process's alone.
+
+        Raises:
+            DiagnosticError: SD832, other tensor-parallel ranks run in step with it.
+        """
+        if isinstance(self.engine, Engine):
+            return self.engine
+        size = self.config.tensor_parallel
+        raise DiagnosticError(
+            diagnose(
+                "SD832",
+                where="--tp",
+                message=f"a prefill or decode server of {size} tensor-parallel ranks cannot run",
+                expected="`--tp 1` beside `--role`",
+                found=size,
+            )
         )
 
     @property
@@ -287,17 +319,18 @@ class LLM:
             draft_width=draft_width(self.manifest, proposer, num_speculative_tokens),
             length_mode="static",
         )
-        caches = make_caches(self.models, config, script=script)
-        return LLM(
-            engine=build_engine(
+
+        def build(order: EngineOrder) -> Engine:
+            return build_engine(
                 self.models,
-                config,
+                order.config,
                 tokenizer=self.tokenizer,
-                script=script,
-                caches=caches,
+                script=order.script,
                 line=self._staged.line,
-            ),
-            caches=caches,
+            )
+
+        return LLM(
+            engine=self._staged.open(EngineOrder(config=config, script=script), build),
             models=self.models,
             manifest=self.manifest,
             tokenizer=self.tokenizer,

@@ -20,7 +20,7 @@ import msgspec
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from runtime.config import RuntimeConfig
+from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
 from runtime.engine.stages import StageLine
 from runtime.models import TargetModel
 from runtime.parallel.channels import lost_peer
@@ -56,6 +56,8 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
         stage_layers: layers of each stage.
         dtype: of the weights, a key of `DTYPES`.
         load_format: how files are read.
+        has_draft: whether the last stage loads a draft.
+        has_tokenizer: whether the last stage has texts and stop strings.
     """
 
     specctl_version: str
@@ -66,6 +68,8 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: tuple[int, ...]
     dtype: str
     load_format: str
+    has_draft: bool
+    has_tokenizer: bool
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +83,7 @@ def ready_key(rank: int) -> str:
     return f"ready/{rank}"
 
 
-def plan_of(manifest: Manifest, config: RuntimeConfig) -> RankPlan:
+def plan_of(manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool) -> RankPlan:
     """Return what the other processes load."""
     return RankPlan(
         specctl_version=manifest.specctl_version,
@@ -90,6 +94,28 @@ def plan_of(manifest: Manifest, config: RuntimeConfig) -> RankPlan:
         stage_layers=config.stage_layers,
         dtype=str(config.dtype).removeprefix("torch."),
         load_format=config.load_format,
+        has_draft=config.proposer in DRAFT_PROPOSERS,
+        has_tokenizer=has_tokenizer,
+    )
+
+
+def _plan_text(manifest: Manifest, config: RuntimeConfig, has_tokenizer: bool) -> str:
+    plan = plan_of(manifest, config, has_tokenizer=has_tokenizer)
+    return msgspec.json.encode(plan).decode()
+
+
+def line_of(groups: ProcessGroups, last: TargetModel) -> StageLine:
+    """Return the stages before the last, as this rank of the last one speaks to them."""
+    place, layout = groups.place, groups.layout
+    previous = place.previous_rank
+    assert previous is not None, "there is a stage before the last"
+    return StageLine(
+        last,
+        controls=[
+            groups.channel(layout.rank(stage, place.tp_rank), is_states=False)
+            for stage in range(layout.pipeline_parallel - 1)
+        ],
+        upstream=groups.channel(previous, is_states=True),
     )
 
 
@@ -121,11 +147,14 @@ class Peers:
         self.groups = groups
         self.lines: list[StageLine] = []
         self._started = started
+        self._lost: Diagnostic | None = None
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
 
     @classmethod
-    def meet(cls, path: Path, manifest: Manifest, config: RuntimeConfig) -> Peers:
+    def meet(
+        cls, path: Path, manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool
+    ) -> Peers:
         """Start the other processes, unless a launcher has, and tell them what to load.
 
         Raises:
@@ -144,13 +173,14 @@ class Peers:
         except DiagnosticError:
             _end(started.children, 0.0)
             raise
-        groups.publish(PLAN_KEY, msgspec.json.encode(plan_of(manifest, config)).decode())
+        groups.publish(PLAN_KEY, _plan_text(manifest, config, has_tokenizer))
         return cls(groups, started)
 
     @property
     def problem(self) -> Diagnostic | None:
         """What ended the pipeline; None while it runs."""
-        return next((line.problem for line in self.lines if line.problem is not None), None)
+        problems = [self._lost, *(line.problem for line in self.lines)]
+        return next((problem for problem in problems if problem is not None), None)
 
     def wait_until_ready(self) -> None:
         """Wait until every other process has loaded.
@@ -166,23 +196,13 @@ class Peers:
             if report.problems:
                 raise DiagnosticError(report.problems)
 
-    def line(self, last: TargetModel) -> StageLine:
-        """Return the stages before this one; they are watched from now on."""
-        place, layout = self.groups.place, self.groups.layout
-        stages = range(layout.pipeline_parallel - 1)
-        previous = place.previous_rank
-        assert previous is not None, "there is a stage before the last"
-        line = StageLine(
-            last,
-            controls=[
-                self.groups.channel(layout.rank(stage, place.tp_rank), is_states=False)
-                for stage in stages
-            ],
-            upstream=self.groups.channel(previous, is_states=True),
-        )
-        self.lines.append(line)
-        if not self._thread.is_alive():
-            self._thread.start()
+    def join(self, last: TargetModel) -> StageLine | None:
+        """Return the stages before this one, if any; all processes are watched from now on."""
+        line = None
+        if self.groups.layout.pipeline_parallel > 1:
+            line = line_of(self.groups, last)
+            self.lines.append(line)
+        self._thread.start()
         return line
 
     def close(self) -> None:
@@ -200,11 +220,11 @@ class Peers:
 
     def _watch(self) -> None:
         while not self._is_closing.wait(_WATCH_S):
-            ended = self._started.ended()
+            if (ended := self._started.ended()) is not None:
+                self._lost = lost_peer(f"process of rank {ended} has ended")
             try:
                 for line in self.lines:
-                    if ended is not None and line.problem is None:
-                        line.problem = lost_peer(f"process of rank {ended} has ended")
+                    line.problem = line.problem or self._lost
                     line.beat(HEARTBEAT_S)
             except DiagnosticError as error:
                 logger.error("the pipeline has ended: %s", error)

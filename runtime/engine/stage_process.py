@@ -21,12 +21,15 @@ import msgspec
 import torch
 
 from runtime.config import DTYPES
+from runtime.engine.follower import Follower
 from runtime.engine.peers import PLAN_KEY, RankPlan, RankReport, ready_key
 from runtime.engine.stages import StageWorker
+from runtime.engine.text import load_tokenizer
 from runtime.loading import load_models
 from runtime.parallel.groups import Launch, ProcessGroups, launch_of
 from runtime.parallel.layout import ParallelLayout
-from specctl.contract.codec import load_manifest
+from runtime.parallel.ranks import ONE_RANK
+from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import Stage, split_stages
@@ -40,6 +43,25 @@ def is_other_rank() -> bool:
     """Whether a launcher started this process as another rank than 0."""
     launch = launch_of()
     return launch is not None and launch.rank > 0
+
+
+def serve_launched(path: Path, *, pipeline_parallel: int, device: str | None) -> None:
+    """Serve the part of a rank that `torchrun` started with the user's own command.
+
+    Raises:
+        DiagnosticError: see `serve_rank`.
+    """
+    launch = launch_of()
+    assert launch is not None, "a launcher started this process"
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    prepare_signals()
+    has_gpu = device is None or device == "auto" or device.startswith("cuda")
+    serve_rank(
+        path,
+        pipeline_parallel=pipeline_parallel,
+        tensor_parallel=max(1, launch.world_size // pipeline_parallel),
+        device="cuda" if has_gpu else "cpu",
+    )
 
 
 def serve_rank(path: Path, *, pipeline_parallel: int, tensor_parallel: int, device: str) -> None:
@@ -78,7 +100,7 @@ def local_device(device: str, launch: Launch) -> torch.device:
     return found
 
 
-def _load(path: Path, groups: ProcessGroups) -> StageWorker:
+def _load(path: Path, groups: ProcessGroups) -> StageWorker | Follower:
     plan = msgspec.json.decode(groups.read(PLAN_KEY), type=RankPlan)
     manifest = load_manifest(path)
     _compare(plan, manifest)
@@ -86,17 +108,25 @@ def _load(path: Path, groups: ProcessGroups) -> StageWorker:
     stage = split_stages(manifest, plan.pipeline_parallel, stage_layers=plan.stage_layers or None)[
         place.stage
     ]
+    ranks = groups.ranks()
+    control = groups.control_ranks() if place.is_last else ONE_RANK
     models = load_models(
         manifest,
         path.parent,
         device=groups.device,
         dtype=DTYPES[plan.dtype],
-        with_draft=False,
-        ranks=groups.ranks(),
+        with_draft=plan.has_draft and place.is_last,
+        ranks=ranks,
+        is_draft_split=plan.draft_tensor_parallel > 1,
         stage=stage,
         load_format="dummy" if plan.load_format == "dummy" else "auto",
     )
-    logger.info("%s on %s is ready", describe(stage), groups.device)
+    rank = f", rank {place.tp_rank} of {ranks.size}" if ranks.size > 1 else ""
+    logger.info("%s%s on %s is ready", describe(stage), rank, groups.device)
+    if place.is_last:
+        source = resolve_source(manifest.target.source, path.parent)
+        tokenizer = load_tokenizer(source) if plan.has_tokenizer else None
+        return Follower.join(models, control, groups, tokenizer=tokenizer)
     previous, following = place.previous_rank, place.next_rank
     assert following is not None, "the last stage serves requests elsewhere"
     last = groups.layout.rank(groups.layout.pipeline_parallel - 1, place.tp_rank)

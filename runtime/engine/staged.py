@@ -6,16 +6,19 @@ The last stage is always here: it drafts, verifies and commits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
+from runtime.engine.engine import Engine
+from runtime.engine.lockstep import EngineOrder, Lockstep, LockstepLeader
 from runtime.engine.peers import Peers
 from runtime.engine.stages import StageLine
 from runtime.loading import LoadedModels, load_models
 from runtime.models import StagedTarget
-from specctl.contract.diagnostics import Diagnostic
+from runtime.parallel.ranks import ONE_RANK, Ranks
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import Stage, split_stages
 
@@ -30,16 +33,30 @@ class StagedModels:
         models: the target, or its last stage; the draft.
         peers: the other processes; None without any.
         line: the stages before this one; None without any.
+        lockstep: leads the other ranks of this stage; None without any.
     """
 
     models: LoadedModels
     peers: Peers | None = None
     line: StageLine | None = None
+    lockstep: Lockstep | None = None
+
+    def open(
+        self, order: EngineOrder, build: Callable[[EngineOrder], Engine]
+    ) -> Engine | LockstepLeader:
+        """Build an engine of an order, here and on every other rank of this stage."""
+        return build(order) if self.lockstep is None else self.lockstep.open(order, build)
 
     def close(self) -> None:
         """Stop the other processes."""
-        if self.peers is not None:
-            self.peers.close()
+        if self.peers is None:
+            return
+        if self.lockstep is not None and self.peers.problem is None:
+            try:
+                self.lockstep.close()
+            except DiagnosticError as error:
+                logger.warning("a rank could not be told to stop: %s", error)
+        self.peers.close()
 
 
 def stages_of(manifest: Manifest, config: RuntimeConfig) -> tuple[Stage, ...]:
@@ -49,13 +66,16 @@ def stages_of(manifest: Manifest, config: RuntimeConfig) -> tuple[Stage, ...]:
     )
 
 
-def load_staged(path: Path, manifest: Manifest, config: RuntimeConfig) -> StagedModels:
+def load_staged(
+    path: Path, manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool = False
+) -> StagedModels:
     """Load what this process runs, and have the other processes load theirs.
 
     Args:
         path: the manifest file.
         manifest: its facts.
         config: settings; `stage_mode` says where stages run.
+        has_tokenizer: whether ranks of this stage see texts and stop strings.
 
     Raises:
         DiagnosticError: what `load_models` raises, here or in another process; SD853, SD855 (a
@@ -68,31 +88,48 @@ def load_staged(path: Path, manifest: Manifest, config: RuntimeConfig) -> Staged
         return StagedModels(
             models=_joined([_load(path, manifest, config, stage) for stage in stages])
         )
-    peers = Peers.meet(path, manifest, config)
+    peers = Peers.meet(path, manifest, config, has_tokenizer=has_tokenizer)
     try:
-        models = _load(path, manifest, config, stages[-1])
+        ranks, control = peers.groups.ranks(), peers.groups.control_ranks()
+        models = _load(path, manifest, config, stages[-1], ranks)
         peers.wait_until_ready()
-        return StagedModels(models=models, peers=peers, line=peers.line(models.target))
+        return StagedModels(
+            models=models,
+            peers=peers,
+            line=peers.join(models.target),
+            lockstep=Lockstep(control) if ranks.size > 1 else None,
+        )
     except BaseException:
         peers.close()
         raise
 
 
-def stages_text(manifest: Manifest, config: RuntimeConfig) -> str:
-    """Say in one line how a target is spread and where its draft is."""
+def stages_text(manifest: Manifest, config: RuntimeConfig, transport: str | None) -> str:
+    """Say in one line how a target is spread, how states travel and where its draft is."""
+    ranks = ""
+    if config.tensor_parallel > 1:
+        ranks = f" of {config.tensor_parallel} ranks"
+        if config.proposer in DRAFT_PROPOSERS:
+            ranks += f" (draft over {config.draft_tensor_parallel})"
     if config.pipeline_parallel == 1:
-        return "one stage"
+        return f"one stage{ranks}"
     stages = stages_of(manifest, config)
     layers = "+".join(str(stage.num_layers) for stage in stages)
-    where = "in one process" if config.stage_mode == "in-process" else "in processes"
-    text = f"{len(stages)} stages ({layers} layers) {where}"
+    where = (
+        "in one process" if config.stage_mode == "in-process" else f"in processes over {transport}"
+    )
+    text = f"{len(stages)} stages{ranks} ({layers} layers) {where}"
     if config.proposer in DRAFT_PROPOSERS:
         text += f", draft on stage {stages[-1].index} (embedding: {stages[-1].draft_embedding})"
     return text
 
 
 def _load(
-    path: Path, manifest: Manifest, config: RuntimeConfig, stage: Stage | None
+    path: Path,
+    manifest: Manifest,
+    config: RuntimeConfig,
+    stage: Stage | None,
+    ranks: Ranks = ONE_RANK,
 ) -> LoadedModels:
     return load_models(
         manifest,
@@ -100,6 +137,8 @@ def _load(
         device=config.device,
         dtype=config.dtype,
         with_draft=config.proposer in DRAFT_PROPOSERS,
+        ranks=ranks,
+        is_draft_split=config.draft_tensor_parallel > 1,
         stage=stage,
         load_format=config.load_format,
     )

@@ -18,6 +18,9 @@ import torch.distributed as dist
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
+# The newer name of the same call; what came before warns.
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Ranks(Protocol):
     """The ranks of one stage, as one of them sees them."""
@@ -69,7 +72,7 @@ class DistributedRanks:
         out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
         flat = out.flatten(0, 1) if x.dim() else out
         try:
-            dist.all_gather_into_tensor(flat, x.contiguous(), group=self._group)
+            _gather_into(flat, x.contiguous(), group=self._group)
         except RuntimeError as error:
             raise DiagnosticError(lost_rank(str(error).partition("\n")[0])) from error
         return out

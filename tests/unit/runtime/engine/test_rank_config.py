@@ -79,11 +79,16 @@ def test_a_draft_option_without_a_draft_has_no_effect(tmp_path: Path) -> None:
 
 def test_what_reads_a_whole_head_or_a_clock_is_refused(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path, FOUR)
-    given = {"dynamic_rows": 8, "dynamic_rank": 4, "length_mode": "compact"}
+    given = {"dynamic_rows": 8, "dynamic_rank": 4}
     assert refusal(manifest, tensor_parallel=2, **given) == [
         "SD832 --dynamic-rows 8",
         "SD832 --dynamic-rank 4",
-        "SD832 --length-mode compact",
+    ]
+    assert refusal(manifest, tensor_parallel=2, length_mode="compact") == [
+        "SD832 --length-mode compact"
+    ]
+    assert refusal(manifest, tensor_parallel=2, force_anchor_layout="sampled") == [
+        "SD832 --force-anchor-layout sampled"
     ]
 
 

@@ -1,0 +1,99 @@
+"""A tensor-parallel rank of the last stage other than the first: it does what that one says.
+
+It holds its shards of target and draft, an engine for each that the first rank opens, and its own
+line to the stages before, whose rank it is the neighbour of.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from runtime.engine.engine import Engine
+from runtime.engine.llm import build_engine
+from runtime.engine.lockstep import EngineOrder, follow
+from runtime.engine.peers import HEARTBEAT_S, line_of
+from runtime.engine.stages import StageLine
+from runtime.loading import LoadedModels
+from runtime.parallel.groups import ProcessGroups
+from runtime.parallel.ranks import Ranks
+from specctl.contract.diagnostics import DiagnosticError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Follower:
+    """What such a rank runs.
+
+    Args:
+        models: its shards.
+        control: what the first rank says comes this way.
+        tokenizer: for stop strings, which end a request on every rank at the same token.
+        line: to the stages before; None when there are none.
+    """
+
+    models: LoadedModels
+    control: Ranks
+    tokenizer: Tokenizer | None
+    line: StageLine | None
+
+    @classmethod
+    def join(
+        cls,
+        models: LoadedModels,
+        control: Ranks,
+        groups: ProcessGroups,
+        *,
+        tokenizer: Tokenizer | None,
+    ) -> Follower:
+        """Return the rank of this process."""
+        has_line = groups.layout.pipeline_parallel > 1
+        line = line_of(groups, models.target) if has_line else None
+        return cls(models=models, control=control, tokenizer=tokenizer, line=line)
+
+    def run(self) -> None:
+        """Follow the first rank until it ends.
+
+        Raises:
+            DiagnosticError: SD853 to SD856 (a stage), SD855, SD859 (a rank).
+        """
+        with _beating(self.line):
+            follow(self.control, self._build)
+
+    def _build(self, order: EngineOrder) -> Engine:
+        config = replace(order.config, device=self.models.target.device)
+        return build_engine(
+            self.models,
+            config,
+            tokenizer=self.tokenizer,
+            script=order.script,
+            line=self.line,
+        )
+
+
+@contextmanager
+def _beating(line: StageLine | None) -> Iterator[None]:
+    """Let the stages before know that this rank lives; at the end, that they are to stop."""
+    if line is None:
+        yield
+        return
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(HEARTBEAT_S / 4):
+            try:
+                line.beat(HEARTBEAT_S)
+            except DiagnosticError:
+                return  # the line remembers it, and the next step raises it
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        line.stop()
