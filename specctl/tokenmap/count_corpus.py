@@ -25,7 +25,7 @@ from specctl.tokenmap.chat import ChatTemplate, load_chat_template
 from specctl.tokenmap.counting import LoadedTokenizer
 from specctl.tokenmap.counts import CountArtefact
 from specctl.tokenmap.parts import part_path, read_part
-from specctl.tokenmap.readers import Reading, missing_package
+from specctl.tokenmap.readers import REPLACED, Reading, missing_package
 from specctl.tokenmap.resume import (
     FinishedRun,
     defect_lines,
@@ -102,7 +102,7 @@ class CountResult:
 
     Args:
         artefact: the counts.
-        diagnostics: SD427 and SD434.
+        diagnostics: SD427, SD430 and SD434.
     """
 
     artefact: CountArtefact
@@ -118,9 +118,9 @@ def count_corpus(
     """Count every document of a corpus on both sides of its split.
 
     Raises:
-        DiagnosticError: SD422 for no text, SD433 for a count file of another run, SD425 for a
-            missing chat template, SD435 for a missing package, SD432 and family 1 codes for a
-            damaged count file.
+        DiagnosticError: SD422 for no text, SD429 for files that changed meanwhile, SD433 for a
+            count file of another run, SD425 for a missing chat template, SD435 for a missing
+            package, SD432 and family 1 codes for a damaged count file.
     """
     options = options or CountOptions()
     files = _files(corpus)
@@ -129,7 +129,8 @@ def count_corpus(
     plan = choose_plan(tokenizer, options.method)
     chat = load_chat_template(tokenizer.path.parent) if corpus.uses_chat_template else None
     facts = _option_facts(corpus, chat)
-    run_digest = files_digest(files, {**facts, "tokenizer": tokenizer.digest})
+    read = {**facts, "tokenizer": tokenizer.digest}
+    run_digest = files_digest(files, read)
     finished = finished_run(options.counts, run_digest)
     if finished is not None:
         return _result(finished)
@@ -152,6 +153,7 @@ def count_corpus(
         if not corpus.held_out_sources and corpus.held_out > 0:
             totals = _balanced(totals, tasks, job, options, tokenizer)
         _refuse_empty(totals, files)
+        _refuse_changed(files, read, run_digest)
         artefact = artefact_of(totals, tokenizer, plan, facts, _rule(corpus))
         keep_run(options.counts, run_digest, artefact, totals.defects)
     return _result(FinishedRun(artefact=artefact, defects=totals.defects))
@@ -339,19 +341,41 @@ def _refuse_empty(totals: Totals, files: Sequence[SourceFile]) -> None:
         )
 
 
+def _refuse_changed(files: Sequence[SourceFile], options: dict[str, str], run_digest: str) -> None:
+    """Refuse counts of files that were written while they were read."""
+    where = files[0].path if len(files) == 1 else "CORPUS"
+    try:
+        is_same = files_digest(files, options) == run_digest
+    except OSError as error:
+        is_same, where = False, str(error.filename or where)
+    if not is_same:
+        raise DiagnosticError(
+            diagnose(
+                "SD429",
+                where=where,
+                message="files of the corpus changed or went while they were counted",
+            )
+        )
+
+
 def _result(run: FinishedRun) -> CountResult:
     """Return the artefact with what is to be said of it, the same however it was come by."""
     found = []
-    if run.defects:
-        num = sum(num for num, _ in run.defects.values())
-        first = min(where for _, where in run.defects.values())
+    left_out = {kind: entry for kind, entry in run.defects.items() if kind != REPLACED}
+    if left_out:
+        num = sum(num for num, _ in left_out.values())
         found.append(
             diagnose(
                 "SD434",
-                where=first,
+                where=min(where for _, where in left_out.values()),
                 message=f"{num} parts of the corpus are no text as they stand",
-                notes=defect_lines(run.defects),
+                notes=defect_lines(left_out),
             )
+        )
+    if REPLACED in run.defects:
+        num, where = run.defects[REPLACED]
+        found.append(
+            diagnose("SD430", where=where, message=f"{num} texts hold half surrogate pairs")
         )
     sides = (run.artefact.counted, run.artefact.held_out)
     if not all(side.num_documents for side in sides):

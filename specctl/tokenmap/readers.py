@@ -27,6 +27,8 @@ from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, STDIN, Sour
 PIECE_BYTES = 4 << 20
 MAX_PIECE_BYTES = 64 << 20
 _BUFFER_BYTES = 1 << 16
+REPLACED = "half surrogate pairs, counted as U+FFFD"
+"""The one kind of defect whose text is counted."""
 _BOM = b"\xef\xbb\xbf"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -290,7 +292,7 @@ def _from_value(
 ) -> Iterator[Piece | Defect]:
     clean, num_replaced = _SURROGATES.subn("\ufffd", text)
     if num_replaced:
-        yield Defect(kind="half surrogate pairs, counted as U+FFFD", where=where)
+        yield Defect(kind=REPLACED, where=where)
     if clean.strip():
         data = clean.encode("utf-8")
         name = language if isinstance(language, str) and language else language_of("", data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from specctl.tokenmap import count_corpus as counting
 from specctl.tokenmap import readers
 from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions, CountResult, count_corpus
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
-from specctl.tokenmap.sources import find_files, plan_tasks
+from specctl.tokenmap.sources import Task, find_files, plan_tasks
+from specctl.tokenmap.worker import Job
 from tests.tiny_tokenizers import tokenizer_json
 
 needs_arrow = pytest.mark.skipif(
@@ -56,10 +58,10 @@ def test_parts_of_the_fast_way_are_counted_anew_by_the_other(
     path = tmp_path / "corpus.counts"
     real, done = counting.run_task, []
 
-    def stopped(job: object, task: object) -> int:
+    def stopped(job: Job, task: Task) -> int:
         if len(done) == 2:
             raise KeyboardInterrupt
-        done.append(real(job, task))  # type: ignore[arg-type]
+        done.append(real(job, task))
         return done[-1]
 
     with monkeypatch.context() as patch:
@@ -130,3 +132,43 @@ def test_what_stands_before_a_defect_belongs_to_the_corpus(
         assert sum(side.num_documents for side in sides) == 2
         digests.add(result.artefact.facts.corpus_digest)
     assert len(digests) == 2
+
+
+def test_half_surrogate_pairs_are_counted_and_said(
+    corpus: Path, tokenizer: LoadedTokenizer
+) -> None:
+    before = run(corpus, tokenizer).artefact
+    (corpus / "a.jsonl").write_bytes(b'{"text": "x \\ud800"}\n')
+    result = run(corpus, tokenizer)
+    assert [d.code for d in result.diagnostics] == ["SD430"]
+    assert result.diagnostics[0].where.endswith("a.jsonl#1")
+    documents = [
+        sum(side.num_documents for side in (found.counted, found.held_out))
+        for found in (before, result.artefact)
+    ]
+    assert documents == [30, 31]
+
+
+@pytest.mark.parametrize("change", ["written", "gone"])
+def test_a_corpus_that_changes_meanwhile_is_refused(
+    corpus: Path,
+    tokenizer: LoadedTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    real = counting.run_task
+
+    def meanwhile(job: Job, task: Task) -> int:
+        number = real(job, task)
+        if change == "gone":
+            (corpus / "3.txt").unlink()
+        else:
+            os.utime(corpus / "3.txt", ns=(1, 1))
+        return number
+
+    monkeypatch.setattr(counting, "run_task", meanwhile)
+    with pytest.raises(DiagnosticError) as caught:
+        run(corpus, tokenizer, counts=tmp_path / "corpus.counts")
+    assert [d.code for d in caught.value.diagnostics] == ["SD429"]
+    assert not (tmp_path / "corpus.counts").exists()

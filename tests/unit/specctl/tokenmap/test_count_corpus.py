@@ -184,7 +184,6 @@ BAD = {
     "field": ("a.jsonl", b'{"no": 1}\n', "a line without a text in the named fields"),
     "gzip": ("a.txt.gz", gzip.compress(b"text " * 999)[:-9], "compressed data that is damaged"),
     "no gzip": ("a.txt.gz", b"plain text", "compressed data that is damaged"),
-    "surrogate": ("a.jsonl", b'{"text": "x \\ud800"}\n', "half surrogate pairs"),
 }
 
 
