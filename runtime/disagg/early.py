@@ -121,6 +121,7 @@ class EarlySender:
         self._items.put(None)
         self._thread.join()
 
+    @torch.inference_mode()  # pools may have been mapped within it, and mode is of a thread
     def _serve(self) -> None:
         while (item := self._items.get()) is not None:
             if isinstance(item, _Part):

@@ -16,6 +16,7 @@ from specctl.contract.manifest import Manifest
 PROTOCOL_VERSION = 1
 
 Role = Literal["prefill", "decode"]
+CarrierName = Literal["memory", "shared", "nixl", "mooncake"]
 _UNSTATED = "not stated"
 
 

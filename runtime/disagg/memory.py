@@ -214,7 +214,7 @@ class SharedLink:
         self._source = ()
 
 
-def carrier_failed(name: str, found: str) -> Diagnostic:
+def carrier_failed(name: str, found: str, *, help: str | None = None) -> Diagnostic:
     """Return SD863 for a carrier that cannot reach a pool or did not copy."""
     return diagnose(
         "SD863",
@@ -222,6 +222,7 @@ def carrier_failed(name: str, found: str) -> Diagnostic:
         message="KV could not be written into the decode server's pool",
         expected="a pool that can be reached until the transfer ends",
         found=found,
+        help=help,
     )
 
 

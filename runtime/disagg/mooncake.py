@@ -36,7 +36,13 @@ def load_mooncake() -> Any:
     try:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
-        raise DiagnosticError(carrier_failed("mooncake", str(error))) from error
+        raise DiagnosticError(
+            carrier_failed(
+                "mooncake",
+                str(error),
+                help="`pip install 'specctl[mooncake]'`, and the system's libibverbs",
+            )
+        ) from error
 
 
 class MooncakeTransport:

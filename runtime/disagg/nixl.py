@@ -43,7 +43,11 @@ def load_nixl() -> Any:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise DiagnosticError(carrier_failed("nixl", "the package `nixl` is not installed"))
+    raise DiagnosticError(
+        carrier_failed(
+            "nixl", "the package `nixl` is not installed", help="`pip install 'specctl[nixl]'`"
+        )
+    )
 
 
 class NixlTransport:

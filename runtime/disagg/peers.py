@@ -198,10 +198,11 @@ class _Dialer:
         last = ""
         while not self._closing.is_set():
             problem, may_write = self._connection(put)
-            put(_Down(peer=self.peer, problem=problem, may_write=may_write))
-            self.state = problem.oneline()
-            if self.state != last and not self._closing.is_set():
-                self._on_state(self.peer, problem)
+            was_ready, self.state = self.state == "ready", problem.oneline()
+            if was_ready or self.state != last:  # each attempt of a long outage is no news
+                put(_Down(peer=self.peer, problem=problem, may_write=may_write))
+                if not self._closing.is_set():
+                    self._on_state(self.peer, problem)
             last = self.state
             self._closing.wait(self._limits.retry_s)
 

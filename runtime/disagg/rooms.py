@@ -24,7 +24,7 @@ Send: TypeAlias = Callable[[Frame], None]
 Stage: TypeAlias = Literal["waiting", "asked", "leaving", "fencing"]
 """No peer yet; a peer computes; a peer was told to stop; the peer is lost and may still write."""
 
-_OF_THE_WAY = frozenset({"SD861", "SD863"})  # another peer may do better
+_OF_THE_WAY = frozenset({"SD861", "SD863", "SD914", "SD915"})  # another peer may do better
 
 
 @dataclass(kw_only=True, slots=True)
