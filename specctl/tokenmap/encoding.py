@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _UNITS_A_TEXT = 512
 _TEXTS_A_BATCH = 64
 _UNITS_A_SUM = 1 << 17
+_LENGTHS = (0, 6, 8, 10, 13, 18, 1 << 31)
+"""Units of like length are encoded together, a sixth at a time: what bounds memory."""
 _WIDE = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in LETTER_RANGES)
 _ONE_WORD = f"^ ?(?:[A-Za-z{_WIDE}]+|[!-&(-/:-@\\[-`{{-~]+)$"
 """Letters, or signs of ASCII but the apostrophe: what every listed pattern takes whole and NFC
@@ -75,11 +78,32 @@ def encode_units(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: int
     Returns:
         Group -> [size] uint64 occurrences, and how many distinct units there were.
     """
-    groups = sorted(group for group in tables if len(tables[group]))
-    if not groups:
-        return Counted(per_group={}, num_units=0, num_occurrences=0)
+    counts = {group: np.zeros(size, np.uint64) for group in tables}
+    num_units = occurrences = 0
+    for low, high in pairwise(_LENGTHS):
+        part = {group: _of_length(tables[group], low, high) for group in sorted(tables)}
+        part = {group: table for group, table in part.items() if len(table)}
+        if part:
+            counted = _encode_units(part, encoder, size)
+            num_units += counted.num_units
+            occurrences += counted.num_occurrences
+            for group, found in counted.per_group.items():
+                counts[group] += found
+    return Counted(per_group=counts, num_units=num_units, num_occurrences=occurrences)
+
+
+def _of_length(table: pa.Table, low: int, high: int) -> pa.Table:
+    """Return the units of low < bytes <= high."""
+    sizes = pc.binary_length(table["unit"])
+    return table.filter(pc.and_(pc.greater(sizes, low), pc.less_equal(sizes, high)))
+
+
+def _encode_units(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: int) -> Counted:
+    """Encode the units of some groups, each unit once."""
+    groups = list(tables)
     column = pa.concat_tables([tables[group] for group in groups])["unit"]
     coded = column.combine_chunks().dictionary_encode()
+    del column
     rows = np.asarray(coded.indices)
     flat, starts, lengths = _flat_ids(coded.dictionary, encoder)
     per_group, begin, occurrences = {}, 0, 0

@@ -29,8 +29,8 @@ from specctl.tokenmap.structure import FastPlan
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HELD_BYTES = 16 << 20
-_GROUP_BYTES = 6 << 20
+_HELD_BYTES = 8 << 20
+_GROUP_BYTES = 4 << 20
 _WHOLE_BYTES = 2 << 20
 _MODULUS = 1 << 256
 NUMBERS = 1 << 64
