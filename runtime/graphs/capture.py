@@ -8,11 +8,12 @@ other on one stream, and nothing in the pool outlives a replay.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TypeVar, get_args
 
 import torch
 
@@ -20,6 +21,7 @@ from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
+from specctl.contract.diagnostics import Diagnostic, diagnose
 
 KINDS: tuple[RoundKind, ...] = get_args(RoundKind)
 NUM_BUFFERS = 2
@@ -34,11 +36,28 @@ class GraphReport:
         num_graphs: captured shapes.
         capture_s: seconds that capturing took, warm-up and kernel compilation included.
         memory_bytes: device memory that it took.
+        skipped_batches: batch sizes whose graphs did not fit into device memory.
     """
 
     num_graphs: int = 0
     capture_s: float = 0.0
     memory_bytes: int = 0
+    skipped_batches: tuple[int, ...] = ()
+
+    def problems(self) -> tuple[Diagnostic, ...]:
+        """Return SD841 when not all sizes were captured."""
+        if not self.skipped_batches:
+            return ()
+        sizes = ", ".join(map(str, self.skipped_batches))
+        return (
+            diagnose(
+                "SD841",
+                where="--graphs",
+                message=f"graphs for batches of {sizes} do not fit into device memory",
+                expected="memory for all sizes",
+                found=f"memory for {self.num_graphs} graphs",
+            ),
+        )
 
 
 class GraphSet:
@@ -54,7 +73,7 @@ class GraphSet:
         is_ragged: bool = False,
         kinds: Sequence[RoundKind] = KINDS,
     ) -> None:
-        """Capture every combination of sizes.
+        """Capture every combination of sizes; batch sizes that do not fit are left out.
 
         Args:
             round_: what to capture; its state holds padding requests only.
@@ -66,7 +85,6 @@ class GraphSet:
         """
         device = round_.state.device
         assert device.type == "cuda", "only CUDA captures graphs"
-        self.batches = tuple(batches)
         self.draft_counts = tuple(draft_counts)
         self.contexts = tuple(contexts)
         self._is_ragged = is_ragged
@@ -90,8 +108,8 @@ class GraphSet:
                 num_packed_rows=num_rows,
                 kind=kind,
             )
+            for batch in reversed(batches)  # the largest first: smaller ones reuse its memory
             for kind in kinds
-            for batch in reversed(self.batches)  # the largest first: smaller ones reuse its memory
             for num_drafts in reversed(self.draft_counts)
             for num_rows in (None, *reversed(self.packed_row_counts(batch, num_drafts)))
             if kind != "rejection" or num_rows is None
@@ -100,11 +118,14 @@ class GraphSet:
         free_before, _ = torch.cuda.mem_get_info(device)
         start = time.perf_counter()
         self._graphs = _capture(round_, shapes)
+        captured = {shape.batch for shape in self._graphs}
+        self.batches = tuple(batch for batch in batches if batch in captured)
         free_after, _ = torch.cuda.mem_get_info(device)
         self.report = GraphReport(
             num_graphs=len(self._graphs),
             capture_s=time.perf_counter() - start,
             memory_bytes=max(0, free_before - free_after),
+            skipped_batches=tuple(batch for batch in batches if batch not in captured),
         )
 
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
@@ -172,18 +193,57 @@ def _capture(
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     gc.collect()
     torch.cuda.synchronize(device)
-    graphs: dict[RoundShape, torch.cuda.CUDAGraph] = {}
-    with torch.cuda.stream(stream):
-        for shape in shapes:
+
+    def capture_one(shape: RoundShape) -> torch.cuda.CUDAGraph:
+        round_.run(shape)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
             round_.run(shape)
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                round_.run(shape)
-            finally:
+        except torch.OutOfMemoryError:
+            with contextlib.suppress(RuntimeError):  # the capture itself may be spoilt by then
                 graph.capture_end()
-            graphs[shape] = graph
+            raise
+        graph.capture_end()
+        return graph
+
+    with torch.cuda.stream(stream):
+        graphs = capture_what_fits(shapes, capture_one, on_full=torch.cuda.empty_cache)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
+    return graphs
+
+
+_Graph = TypeVar("_Graph")
+
+
+def capture_what_fits(
+    shapes: Sequence[RoundShape],
+    capture_one: Callable[[RoundShape], _Graph],
+    *,
+    on_full: Callable[[], None],
+) -> dict[RoundShape, _Graph]:
+    """Capture shapes, without the batch sizes for which memory runs out.
+
+    A batch size has all of its graphs or none: rounds of a size that is left out run with a larger
+    one that was captured, or eagerly. Smaller sizes are tried, they need less.
+
+    Args:
+        shapes: what to capture, in this order.
+        capture_one: captures one, or raises `torch.OutOfMemoryError`.
+        on_full: gives memory back after that.
+    """
+    graphs: dict[RoundShape, _Graph] = {}
+    full: set[int] = set()
+    for shape in shapes:
+        if shape.batch in full:
+            continue
+        try:
+            graphs[shape] = capture_one(shape)
+        except torch.OutOfMemoryError:
+            full.add(shape.batch)
+            graphs = {key: graph for key, graph in graphs.items() if key.batch not in full}
+            gc.collect()
+            on_full()
     return graphs

@@ -261,4 +261,9 @@ def test_info_names_origins(server: LiveServer) -> None:
     assert info["server"]["grace_s"]["origin"] == "default"
     assert info["manifest"]["verification"] == "seeded"
     assert info["settings"]["graphs"] == {"value": DEFAULT_GRAPHS, "origin": "default"}
-    assert info["graphs"] == {"num_graphs": 0, "capture_s": 0.0, "memory_bytes": 0}
+    assert info["graphs"] == {
+        "num_graphs": 0,
+        "capture_s": 0.0,
+        "memory_bytes": 0,
+        "skipped_batches": [],
+    }

@@ -272,6 +272,17 @@ _MACHINE: tuple[Code, ...] = (
         ),
         fix="Leave `--force-anchor-layout` out; it is for finding out what a draft was trained as",
     ),
+    Code(
+        code="SD841",
+        slug="graphs-do-not-fit",
+        severity="warning",
+        summary="Device memory ran out before the graphs of all batch sizes were captured.",
+        why=(
+            "Rounds of the sizes that were left out run with the graphs of a larger batch, or "
+            "kernel by kernel where there is none. The output is the same; it takes longer."
+        ),
+        fix="Lower `--kv-memory-fraction`, `--max-num-requests` or `--max-model-len`",
+    ),
 )
 
 CODES: tuple[Code, ...] = (*_SETTINGS, *_MODELS, *_MACHINE)
