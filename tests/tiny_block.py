@@ -86,7 +86,6 @@ def make_block_world(
 def write_tiny_block(directory: Path, target_dir: Path, case: BlockCase) -> Path:
     """Write a draft of two layers that captures the states after both target layers."""
     config = json.loads((target_dir / "config.json").read_text(encoding="utf-8"))
-    target = load_file(target_dir / "model.safetensors")
     hidden, rows = config["hidden_size"], config["vocab_size"]
     sizes = Sizes(hidden=hidden, heads=4, kv_heads=2, head_dim=8, inner=48)
     weights = Weights(3)
@@ -109,6 +108,7 @@ def write_tiny_block(directory: Path, target_dir: Path, case: BlockCase) -> Path
     if case.has_own_embedding:
         weights.normal("embed_tokens.weight", rows, hidden, std=1.0)
     if case.markov is not None:
+        target = load_file(target_dir / "model.safetensors")
         _add_heads(weights, case.markov, target, ids)
     if case.has_selector:
         _add_dflash2(weights, hidden, rows)

@@ -91,9 +91,7 @@ def test_a_split_that_follows_the_row_count_is_noticed(
     """Ladder step 6, on sequences: target-only decoding one by one, drafts in rows of five."""
     world = make_world(tmp_path)
     monkeypatch.setattr(RESIDUAL_LINEAR, _halves_when_there_are_more_rows)
-    alone = replace(
-        TINY, requests=TINY.requests[:4], settings={"max_num_requests": 1}, is_eager=True
-    )
+    alone = replace(TINY, settings={"max_num_requests": 1}, is_eager=True)
     answers = ladder.target_only(alone, world)
     requests = [replace(request, num_speculative_tokens=MAX_GAMMA) for request in alone.requests]
     found = ladder.climb(alone, world, answers, proposer="eagle3", requests=requests)
