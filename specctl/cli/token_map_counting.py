@@ -33,6 +33,14 @@ class CountMethod(str, Enum):
     batch = "batch"
 
 
+class TokenIdType(str, Enum):
+    """Element types of raw files of token ids."""
+
+    u16 = "u16"
+    u32 = "u32"
+    i64 = "i64"
+
+
 Corpus = Annotated[
     list[str],
     typer.Argument(
@@ -61,6 +69,10 @@ ChatTemplate = Annotated[
         "--chat-template",
         help="Render messages with the target's template; with roles each such turn is a document.",
     ),
+]
+IdType = Annotated[
+    TokenIdType | None,
+    typer.Option("--id-type", help="Type of the token ids in `.bin` files, little-endian."),
 ]
 LanguageField = Annotated[
     str | None,
@@ -130,6 +142,7 @@ def corpus_spec(
     role: list[str] | None,
     assistant_only: bool,
     chat_template: bool,
+    id_type: TokenIdType | None,
     language_field: str | None,
     held_out: list[str] | None,
 ) -> CorpusSpec:
@@ -152,6 +165,7 @@ def corpus_spec(
         fields=tuple(field or ()),
         roles=_ASSISTANT if assistant_only else tuple(role or ()),
         uses_chat_template=chat_template,
+        id_type=None if id_type is None else id_type.value,
         language_field=language_field,
         held_out=share,
         held_out_sources=tuple(paths),

@@ -15,6 +15,7 @@ from specctl.cli.token_map_counting import (
     Engine,
     Field,
     HeldOut,
+    IdType,
     LanguageField,
     Method,
     RayAddress,
@@ -54,6 +55,7 @@ def build_token_map(
     role: Role = None,
     assistant_only: AssistantOnly = False,
     chat_template: ChatTemplate = False,
+    id_type: IdType = None,
     language_field: LanguageField = None,
     held_out: HeldOut = None,
     counts: Counts = None,
@@ -101,6 +103,7 @@ def build_token_map(
             role=role,
             assistant_only=assistant_only,
             chat_template=chat_template,
+            id_type=id_type,
             language_field=language_field,
             held_out=held_out,
         )

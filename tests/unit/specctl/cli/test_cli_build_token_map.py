@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,13 @@ def test_messages_are_rendered_with_the_template_of_the_target(
         assert app.run([*arguments, "--size", "24", "-o", str(tmp_path / "m"), *extra]) == 0
         found.append(json.loads(capsys.readouterr().out)["corpus"]["num_tokens"])
     assert found[1] > found[0]
+
+
+def test_raw_files_of_token_ids_need_their_type(tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("numpy", reason="numpy (extra tokenmap) is not installed")
+    path = tmp_path / "ids.bin"
+    path.write_bytes(array("H", [5, 6, 7] * 40).tobytes())
+    arguments = [str(path), "--tokenizer", TARGET, "--size", "16", "-o", str(tmp_path / "map")]
+    assert app.run(["build-token-map", *arguments]) == 1
+    assert "--id-type u16" in capsys.readouterr().err
+    assert report_of(capsys, *arguments, "--id-type", "u16")["corpus"]["method"] == "token-ids"
