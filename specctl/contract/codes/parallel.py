@@ -45,7 +45,10 @@ CODES: tuple[Code, ...] = (
             "Heads are the unit of attention: a rank with part of a head would need the rest of it "
             "at every step. Vocabularies are padded; heads and intermediate sizes cannot be."
         ),
-        fix="Choose a `--tp` from the manifest's `parallel.tensor_parallel_sizes`",
+        fix=(
+            "Choose a `--tp` that divides each of them; `--draft-tp 1` keeps a draft whole whose "
+            "numbers do not divide"
+        ),
     ),
     Code(
         code="SD853",
