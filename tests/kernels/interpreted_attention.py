@@ -37,9 +37,15 @@ def requests_of(dtype: torch.dtype, *, num_kv_heads: int, head_dim: int) -> Page
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 16), (20, 1, 8)])
-@pytest.mark.parametrize("window", [None, 270, 5])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "window", "dtype"),
+    [
+        (6, 2, 16, None, torch.float16),
+        (6, 2, 16, 270, torch.float32),
+        (20, 1, 8, None, torch.float32),
+        (20, 1, 8, 5, torch.float16),
+    ],
+)
 def test_a_prefill_s_rows_are_the_rows_of_a_decode(
     num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
 ) -> None:

@@ -27,6 +27,7 @@ PARTS = FusedConfig(block_n=16, block_k=16, num_warps=4, num_stages=2, parts=2)
 EARLY_PARTS = FusedConfig(block_n=16, block_k=16, num_warps=8, num_stages=2, preload=True, parts=4)
 CONFIGS = [None, LOOP, PRELOAD, PARTS, EARLY_PARTS]
 CONFIG_NAMES = ["rule", "loop", "preload", "parts", "early-parts"]
+PRODUCTS = [(32, 48, torch.float32), (48, 50, torch.float16), (24, 14, torch.float32)]
 EPS = 1e-5
 
 
@@ -61,9 +62,8 @@ def test_stream_entries(width: int, dtype: torch.dtype) -> None:
     assert same_bits(embedded.squares_MT, got.squares_MT[ids])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-@pytest.mark.parametrize(("features", "columns"), [(32, 48), (48, 50), (24, 14)])
+@pytest.mark.parametrize(("features", "columns", "dtype"), PRODUCTS)
 def test_scaled_linear(
     features: int, columns: int, config: FusedConfig | None, dtype: torch.dtype
 ) -> None:
@@ -80,9 +80,8 @@ def test_scaled_linear(
             close(got, scaled_linear_twin(rows, weight, bias_N, eps=EPS, is_gated=is_gated))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-@pytest.mark.parametrize(("features", "columns"), [(32, 48), (48, 50), (24, 14)])
+@pytest.mark.parametrize(("features", "columns", "dtype"), PRODUCTS)
 def test_residual_linear(
     features: int, columns: int, config: FusedConfig | None, dtype: torch.dtype
 ) -> None:

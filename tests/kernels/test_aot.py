@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
 from runtime.kernels import aot
+from runtime.kernels.aot_cases import KernelCase
 from runtime.kernels.cuda import (
     accept,
     activation,
@@ -28,20 +30,65 @@ from runtime.kernels.cuda import (
 from runtime.kernels.cuda import round as round_ends
 
 ARCH = 90
+RECORD = Path(__file__).parent / "compiled_cases.txt"
+PRODUCTS = (
+    linear.linear_kernel,
+    fused_linear.scaled_linear_kernel,
+    fused_linear.residual_linear_kernel,
+)
 assert os.environ.get("TRITON_INTERPRET") != "1", "an interpreted kernel cannot be compiled"
 
 
-def test_every_kernel_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    compiled = [aot.compile_case(case, ARCH) for case in aot.kernel_cases(ARCH)]
+def line_of(case: KernelCase) -> str:
+    """Return the pinned sizes of a case in one line, without the flags of its kernel."""
+    sizes = [f"{key}={value}" for key, value in case.constants if not isinstance(value, bool)]
+    where = f"num_warps={case.num_warps} num_stages={case.num_stages}"
+    return f"{case.kernel.__name__} {case.dtype}->{case.out_dtype} {' '.join(sizes)} {where}"
+
+
+def cases_of_ci() -> list[KernelCase]:
+    """Return one case of each kernel, a float32 one of each product, and what nobody compiled yet.
+
+    The nightly script compiles all of them and keeps the list; a changed table entry is not in it.
+    """
+    known = set(RECORD.read_text("utf-8").splitlines())
+    seen: set[tuple[str, bool]] = set()
+    chosen = []
+    for case in aot.kernel_cases(ARCH):
+        key = case.kernel.__name__, case.kernel in PRODUCTS and case.dtype == "fp32"
+        if key not in seen or line_of(case) not in known:
+            chosen.append(case)
+        seen.add(key)
+    return chosen
+
+
+def test_every_kernel_and_changed_table_entries_compile_and_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = cases_of_ci()
+    assert {case.kernel for case in cases} == {case.kernel for case in aot.kernel_cases(ARCH)}
+    check(cases, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_every_case_compiles_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPECCTL_RECORD_CASES=1 keeps the list of what was compiled."""
+    cases = aot.kernel_cases(ARCH)
+    check(cases, tmp_path, monkeypatch)
+    lines = "".join(f"{line}\n" for line in sorted({line_of(case) for case in cases}))
+    if os.environ.get("SPECCTL_RECORD_CASES") == "1":
+        RECORD.write_text(lines, encoding="utf-8")
+    assert RECORD.read_text("utf-8") == lines, "run again with SPECCTL_RECORD_CASES=1"
+
+
+def check(cases: Sequence[KernelCase], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile cases and look at what came out."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    compiled = [aot.compile_case(case, ARCH) for case in cases]
     problems = [problem for one in compiled for problem in aot.failures(one, ARCH)]
     assert not problems, "\n".join(problems)
-    kernels = (
-        linear.linear_kernel,
-        fused_linear.scaled_linear_kernel,
-        fused_linear.residual_linear_kernel,
-    )
-    products = [one for one in compiled if one.case.kernel in kernels]
+    products = [one for one in compiled if one.case.kernel in PRODUCTS]
+    assert len({one.case.kernel for one in products}) == len(PRODUCTS)
     for one in products:
         is_tensor_core = "mma.sync" in one.ptx or "wgmma" in one.ptx
         assert is_tensor_core == (one.case.dtype != "fp32"), one.case.name

@@ -10,21 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = (
-    "interpreted",
-    "interpreted_fused",
-    "interpreted_attention",
-    "interpreted_round",
-    "interpreted_sample",
+GROUPS = (
+    ("interpreted", "interpreted_round", "interpreted_sample"),
+    ("interpreted_fused", "interpreted_attention"),
 )
 
 
-def test_kernels_under_the_interpreter() -> None:
+@pytest.mark.parametrize("files", GROUPS, ids=lambda files: files[-1])
+def test_kernels_under_the_interpreter(files: tuple[str, ...]) -> None:
     pytest.importorskip("triton", reason="triton is not installed (Linux only)")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     finished = subprocess.run(
-        [*command, *(f"tests/kernels/{name}.py" for name in FILES)],
+        [*command, *(f"tests/kernels/{name}.py" for name in files)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
