@@ -6,15 +6,19 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from runtime.engine.llm import LLM
 from runtime.parallel.groups import Launch, launch_environment
+from specctl.contract.codec import load_manifest
+from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.emit_manifest import emit_manifest
-from tests.dist.tensor_parallel_rank import work
-from tests.rank_harness import on_rank_pairs
+from tests.dist.tensor_parallel_rank import REQUESTS, work
+from tests.rank_harness import SMALL, answer, on_rank_pairs, ranked_engine
 from tests.tiny import write_tiny_target
 from tests.tiny_agreeing import write_agreeing_eagle3
 from tests.tiny_manifest import write_manifest
@@ -50,12 +54,16 @@ def run_processes(size: int, manifest: Path, out: Path) -> list[dict[str, object
     return [torch.load(out / f"rank{rank}.pt") for rank in range(size)]
 
 
-def test_two_processes_have_the_bits_of_two_threads(tmp_path: Path) -> None:
-    target = write_tiny_target(tmp_path / "t", layer_gain=0.15)
-    draft = write_agreeing_eagle3(tmp_path / "d", target)
-    manifest = write_manifest(
-        tmp_path, emit_manifest(str(target), str(draft), num_speculative_tokens=3)
-    )
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("ranks")
+    target = write_tiny_target(directory / "t", layer_gain=0.15)
+    draft = write_agreeing_eagle3(directory / "d", target)
+    emitted = emit_manifest(str(target), str(draft), num_speculative_tokens=3)
+    return write_manifest(directory, emitted)
+
+
+def test_two_processes_have_the_bits_of_two_threads(tmp_path: Path, manifest: Path) -> None:
     threads = on_rank_pairs(2, lambda ranks, control: work(manifest, ranks, control))
     processes = run_processes(2, manifest, tmp_path)
     for found in (*threads, *processes):
@@ -64,3 +72,25 @@ def test_two_processes_have_the_bits_of_two_threads(tmp_path: Path) -> None:
             assert found[name] == threads[0][name]
     assert threads[0]["seeded"]["ids"] == threads[0]["alone"]["ids"]
     assert threads[0]["seeded"]["rounds"] < threads[0]["alone"]["rounds"], "drafts were accepted"
+
+
+def test_two_stages_of_two_ranks_start_answer_and_end_with_a_lost_rank(manifest: Path) -> None:
+    """The start of `serve --pp 2 --tp 2`: the ids of two ranks; then rank 1 is killed."""
+    expected = on_rank_pairs(
+        2, lambda ranks, _: answer(ranked_engine(load_manifest(manifest), ranks, SMALL), REQUESTS)
+    )[0].ids_target
+    overrides = replace(SMALL, pipeline_parallel=2, tensor_parallel=2)
+    llm = LLM.from_manifest(manifest, overrides, needs_tokenizer=False)
+    assert llm._staged.peers is not None
+    children = llm._staged.peers._started.children
+    try:
+        answers = llm.generate(REQUESTS)
+        assert {item.request_id: item.ids_target for item in answers} == expected
+        assert sum(item.usage.num_accepted_drafts for item in answers) > 5
+        with pytest.raises(DiagnosticError, match="SD855"):
+            llm.generate(REQUESTS, on_delta=lambda _: children[0].kill())
+        with pytest.raises(DiagnosticError, match="SD855"):
+            llm.generate(REQUESTS)
+    finally:
+        llm.close()
+    assert [child.poll() is None for child in children] == [False] * 3
