@@ -209,10 +209,12 @@ def choose_plan(tokenizer: LoadedTokenizer, method: Literal["auto", "batch"]) ->
 
 
 def _files(corpus: CorpusSpec) -> tuple[SourceFile, ...]:
-    held = find_files(corpus.held_out_sources, held_out=True) if corpus.held_out_sources else ()
-    inside = {str(Path(file.path).resolve()) for file in held}
     files = find_files(corpus.sources)
-    return (*(f for f in files if str(Path(f.path).resolve()) not in inside), *held)
+    if not corpus.held_out_sources:
+        return files
+    held = find_files(corpus.held_out_sources, held_out=True)
+    inside = {os.path.realpath(file.path) for file in held}
+    return (*(f for f in files if os.path.realpath(f.path) not in inside), *held)
 
 
 def _option_facts(corpus: CorpusSpec, chat: ChatTemplate | None) -> dict[str, str]:
@@ -343,16 +345,11 @@ def _refuse_empty(totals: Totals, files: Sequence[SourceFile]) -> None:
 
 def _refuse_changed(files: Sequence[SourceFile], options: dict[str, str], run_digest: str) -> None:
     """Refuse counts of files that were written while they were read."""
-    where = files[0].path if len(files) == 1 else "CORPUS"
-    try:
-        is_same = files_digest(files, options) == run_digest
-    except OSError as error:
-        is_same, where = False, str(error.filename or where)
-    if not is_same:
+    if files_digest(files, options) != run_digest:
         raise DiagnosticError(
             diagnose(
                 "SD429",
-                where=where,
+                where=files[0].path if len(files) == 1 else "CORPUS",
                 message="files of the corpus changed or went while they were counted",
             )
         )

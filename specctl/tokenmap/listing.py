@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +37,9 @@ def listed_files(source: str, is_read: Callable[[str], bool]) -> list[ListedFile
     Args:
         source: a file, a directory or a pattern with `*`, `?` or `[`.
         is_read: tells from a file's name whether it is taken from a directory.
+
+    Raises:
+        DiagnosticError: SD423 for a directory that cannot be read.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -63,15 +69,38 @@ def _listed(path: Path) -> ListedFile:
 
 def _inside(path: str, real_path: str, is_read: Callable[[str], bool]) -> Iterator[ListedFile]:
     """Yield the files below a directory, in no order."""
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            inside = entry.name if path == "." else entry.path
-            real = f"{real_path}{os.sep}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                yield from _inside(inside, real, is_read)
-            elif is_read(entry.name) and entry.is_file():
-                if entry.is_symlink():
-                    real = str(Path(entry.path).resolve())
-                yield ListedFile(path=inside, real_path=real, num_bytes=entry.stat().st_size)
+    for entry in _entries(path):
+        if entry.name.startswith("."):
+            continue
+        inside = entry.name if path == "." else entry.path
+        real = f"{real_path}{os.sep}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _inside(inside, real, is_read)
+        elif is_read(entry.name) and (num_bytes := _file_size(entry)) is not None:
+            if entry.is_symlink():
+                real = os.path.realpath(entry.path)
+            yield ListedFile(path=inside, real_path=real, num_bytes=num_bytes)
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except OSError as error:
+        raise DiagnosticError(
+            diagnose(
+                "SD423",
+                where=path,
+                message=f"the directory cannot be read: {error.strerror}",
+                help="Make it readable, or name the files that are to be counted",
+            )
+        ) from error
+
+
+def _file_size(entry: os.DirEntry[str]) -> int | None:
+    """Return a file's size, None for what is no file; a broken link is 0, and reading names it."""
+    try:
+        status = entry.stat()
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -203,7 +203,14 @@ def files_digest(files: Sequence[SourceFile], options: dict[str, str]) -> str:
     """Return a digest of what a run reads: names, sizes, times of change and options."""
     facts = []
     for file in files:
-        changed = 0 if file.path == STDIN else os.stat(file.path).st_mtime_ns  # noqa: PTH116
-        facts.append([file.path, file.domain, file.num_bytes, file.held_out, changed])
+        facts.append([file.path, file.domain, file.num_bytes, file.held_out, _changed(file.path)])
     text = json.dumps([facts, options], sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _changed(path: str) -> int:
+    """Return when a file changed, 0 for standard input and for what cannot be looked at."""
+    try:
+        return 0 if path == STDIN else os.stat(path).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return 0
