@@ -32,6 +32,7 @@ from runtime.server.prepare import (
     prepare_completion,
 )
 from runtime.server.responses import Envelope
+from runtime.server.role import Role
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 MAX_BODY_BYTES = 32 << 20
@@ -45,6 +46,7 @@ class Services:
     Args:
         info: makes the document of `/info`.
         verification: mode under which sampled drafts are accepted.
+        role: the half of the work that this server does; None: all of it.
     """
 
     front: Front
@@ -52,6 +54,7 @@ class Services:
     info: Callable[[], dict[str, object]]
     verification: str
     proposer: str
+    role: Role | None = None
 
 
 def make_app(services: Services) -> FastAPI:
@@ -59,14 +62,20 @@ def make_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        services.front.engine.start()
+        engine, role = services.front.engine, services.role
+        engine.start()
+        if role is not None:
+            role.start(engine.wake)
         yield
-        await run_in_threadpool(services.front.engine.stop, ENGINE_STOP_TIMEOUT_S)
+        await run_in_threadpool(engine.stop, ENGINE_STOP_TIMEOUT_S)
+        if role is not None:
+            await run_in_threadpool(role.close)
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     _add_operations(app, services)
     _add_models(app, services)
-    _add_generation(app, services)
+    if services.role is None or services.role.name == "decode":
+        _add_generation(app, services)
     _add_error_handlers(app)
     return app
 
@@ -80,16 +89,25 @@ def _add_operations(app: FastAPI, services: Services) -> None:
             model=services.served.name,
         )
     )
+    if services.role is not None:
+        registry.register(services.role.collector())
 
     @app.get("/health")
     async def health() -> Response:
-        front = services.front
+        front, role = services.front, services.role
         state = "ok"
         if not front.engine.is_alive:
             state = "engine stopped"
+        elif (fault := front.engine.problem) is not None:
+            state = fault.oneline()
         elif front.is_stopping:
             state = "stopping"
-        return json_response({"status": state}, 200 if state == "ok" else 503)
+        elif role is not None and (problem := role.problem()) is not None:
+            state = problem
+        document: dict[str, object] = {"status": state}
+        if role is not None:
+            document |= {"role": role.name, "peers": role.states()}
+        return json_response(document, 200 if state == "ok" else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -53,9 +53,10 @@ class Front:
 
         Raises:
             DiagnosticError: SD904 there will never be room for so many, SD914 the queue is full,
-                SD915 the server is stopping, SD916 the engine's thread has ended.
+                SD915 the server is stopping, SD916 the engine's thread has ended, SD855 or SD856
+                a pipeline stage has.
         """
-        problem = self._stopping or self._thread_problem() or self._room_problem(len(inputs))
+        problem = self._stopping or self._loop.problem or self._room_problem(len(inputs))
         if problem is not None:
             self.outcomes["rejected"] += len(inputs)
             raise DiagnosticError(problem)
@@ -106,11 +107,6 @@ class Front:
             expected=f"at most {self._max_queue} waiting requests",
             found=max(self.num_open + num_new - self._max_num_requests, 0),
         )
-
-    def _thread_problem(self) -> Diagnostic | None:
-        if self._loop.is_alive:
-            return None
-        return diagnose("SD916", where="server", message="the engine's thread has ended")
 
 
 class Subscription:

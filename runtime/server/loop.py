@@ -73,19 +73,32 @@ class _Flush:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Wake:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Stop:
     pass
 
 
-_Command: TypeAlias = _Submit | _Abort | _FailAll | _Flush | _Stop
+_Command: TypeAlias = _Submit | _Abort | _FailAll | _Flush | _Wake | _Stop
 
 
 class EngineLoop:
     """Runs an engine in one daemon thread."""
 
-    def __init__(self, engine: EnginePort) -> None:
-        """Take the engine over; nobody else may call it from now on."""
+    def __init__(
+        self, engine: EnginePort, *, fault: Callable[[], Diagnostic | None] = lambda: None
+    ) -> None:
+        """Take the engine over; nobody else may call it from now on.
+
+        Args:
+            engine: what runs.
+            fault: says what ended the engine for good, such as a stage that is lost.
+        """
         self._engine = engine
+        self._fault = fault
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         self._snapshot = engine.stats()
@@ -96,6 +109,13 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Counters as of the end of the last step; never waits for the engine."""
         return self._snapshot
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """Why no request can run any more; None while they can."""
+        if not self.is_alive:
+            return diagnose("SD916", where="server", message="the engine's thread has ended")
+        return self._fault()
 
     @property
     def is_alive(self) -> bool:
@@ -125,6 +145,10 @@ class EngineLoop:
         done: Future[None] = Future()
         self._commands.put(_Flush(done=done))
         return done
+
+    def wake(self) -> None:
+        """Make an idle engine look again whether it has work; for what comes from elsewhere."""
+        self._commands.put(_Wake())
 
     def stop(self, timeout_s: float) -> None:
         """End the thread after its current step; requests in flight are dropped."""
@@ -170,7 +194,7 @@ class EngineLoop:
             self._carry_out(command)
             self._snapshot = self._engine.stats()
 
-    def _carry_out(self, command: _Submit | _Abort | _FailAll | _Flush) -> None:
+    def _carry_out(self, command: _Submit | _Abort | _FailAll | _Flush | _Wake) -> None:
         if isinstance(command, _Submit):
             for request in command.inputs:
                 self._add(request, command.sink)
@@ -179,7 +203,7 @@ class EngineLoop:
                 self._drop(request_id)
         elif isinstance(command, _FailAll):
             self._end_all(command.error)
-        else:
+        elif isinstance(command, _Flush):
             self._engine.flush_cache()
             command.done.set_result(None)
 
@@ -204,7 +228,7 @@ class EngineLoop:
             deltas = self._engine.step()
         except Exception as error:  # one step must not take the server down
             logger.exception("a step failed; the requests in flight end with an error")
-            self._end_all(_fault("all in flight", error))
+            self._end_all(_problem_of(error))
             return
         self._snapshot = self._engine.stats()  # before the sinks: a finished request is counted
         for delta in deltas:
@@ -245,6 +269,13 @@ def _ending(request_id: str, error: Diagnostic, *, num_prompt_tokens: int = 0) -
 
 def _ended(request_id: str) -> Diagnostic:
     return diagnose("SD916", where=f"request={request_id}", message="the engine's thread has ended")
+
+
+def _problem_of(error: Exception) -> Diagnostic:
+    """Return what a failed step tells the requests in flight."""
+    if isinstance(error, DiagnosticError):
+        return error.diagnostics[0]
+    return _fault("all in flight", error)
 
 
 def _fault(request_id: str, error: Exception) -> Diagnostic:

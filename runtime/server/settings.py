@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from runtime.server.role_settings import RoleOptions
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 DEFAULT_HOST = "127.0.0.1"
@@ -21,6 +22,7 @@ class ServeOptions:
     model_name: str | None = None
     grace_s: float | None = None
     log_level: str | None = None
+    role: RoleOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,11 @@ class ServeSettings:
                 "origin": "default" if getattr(options, item.name) is None else "given",
             }
             for item in fields(self)
-        }
+        } | (
+            {}
+            if options.role is None
+            else {"role": {"value": options.role.described(), "origin": "given"}}
+        )
 
 
 def settle(options: ServeOptions, *, target_name: str) -> ServeSettings:

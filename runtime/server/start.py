@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
+from runtime.engine.staged import stages_text
 from runtime.engine.text import TemplateRenderer
 from runtime.server.app import Services
 from runtime.server.front import Front
 from runtime.server.info import info_object
 from runtime.server.loop import EngineLoop
 from runtime.server.prepare import ServedModel
+from runtime.server.role_settings import RoleOptions
+from runtime.server.roles import DecodeRole, PrefillRole, make_role, transport_of
 from runtime.server.run import check_address, serve_http
 from runtime.server.settings import ServeOptions, settle
 from specctl.contract.codec import load_manifest, resolve_source
@@ -42,25 +46,51 @@ def serve_manifest(
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
+    transport = None if options.role is None else transport_of(options.role)
     logger.info("loading %s", path)
-    llm = LLM.from_manifest(path, overrides, needs_tokenizer=target.tokenizer_digest is not None)
-    for diagnostic in llm.diagnostics:
-        on_diagnostic(diagnostic)
-    services = make_services(
-        llm,
-        directory,
-        model_name=settings.model_name,
-        server_info=settings.described(options),
+    with closing(
+        LLM.from_manifest(
+            path,
+            overrides,
+            needs_tokenizer=target.tokenizer_digest is not None,
+            allocate=None if transport is None else transport.allocate,
+        )
+    ) as llm:
+        for diagnostic in llm.diagnostics:
+            on_diagnostic(diagnostic)
+        role = None
+        if options.role is not None and transport is not None:
+            role = make_role(llm, options.role, transport)
+        services = make_services(
+            llm,
+            directory,
+            model_name=settings.model_name,
+            server_info=settings.described(options),
+            role=role,
+        )
+        logger.info("%s: %s", settings.model_name, engine_text(llm))
+        if options.role is not None and role is not None:
+            logger.info("%s", role_text(options.role, role, llm))
+        serve_http(services, settings)
+
+
+def engine_text(llm: LLM) -> str:
+    """Say in one line what an engine runs on and with."""
+    config = llm.config
+    return (
+        f"on {config.device}, {stages_text(llm.manifest, config, llm.transport)}, "
+        f"proposer {config.proposer}, {drafts_text(config)}, verification {config.verification}"
     )
-    logger.info(
-        "%s on %s, proposer %s, %s, verification %s",
-        settings.model_name,
-        llm.config.device,
-        llm.config.proposer,
-        drafts_text(llm.config),
-        services.verification,
+
+
+def role_text(options: RoleOptions, role: PrefillRole | DecodeRole, llm: LLM) -> str:
+    """Say in one line what a role server is."""
+    draft = llm.manifest.draft
+    return (
+        f"role {options.role}, {role.described()}, "
+        f"transport {options.transport}, draft {'none' if draft is None else draft.algorithm}, "
+        f"first proposal {options.first_proposal}, verification {llm.config.verification}"
     )
-    serve_http(services, settings)
 
 
 def drafts_text(config: RuntimeConfig) -> str:
@@ -72,7 +102,12 @@ def drafts_text(config: RuntimeConfig) -> str:
 
 
 def make_services(
-    llm: LLM, target_dir: Path, *, model_name: str, server_info: dict[str, dict[str, object]]
+    llm: LLM,
+    target_dir: Path,
+    *,
+    model_name: str,
+    server_info: dict[str, dict[str, object]],
+    role: PrefillRole | DecodeRole | None = None,
 ) -> Services:
     """Join an engine to what the routes use; the chat template is loaded now, not at first use."""
     config, manifest = llm.config, llm.manifest
@@ -89,7 +124,7 @@ def make_services(
         chat=chat,
     )
     front = Front(
-        EngineLoop(llm.engine),
+        EngineLoop(llm.engine if role is None else role.engine, fault=lambda: llm.problem),
         max_num_requests=config.max_num_requests,
         max_queue=config.max_num_waiting,
     )
@@ -99,4 +134,5 @@ def make_services(
         info=lambda: info_object(config, manifest, server_info, graphs=llm.engine.graph_report),
         verification=config.verification,
         proposer=config.proposer,
+        role=role,
     )

@@ -97,6 +97,39 @@ AuxNumbering = Annotated[
 # How the runtime decodes.
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+PipelineParallel = Annotated[
+    int | None,
+    typer.Option("--pp", min=1, help="Pipeline stages that the target's layers are spread over."),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tp", min=1, help="Tensor-parallel ranks that each stage is split over."),
+]
+DraftTensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-tp", min=1, help="Ranks of the draft: as many as the target's (default), or 1."
+    ),
+]
+StageLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--stage-layers",
+        metavar="A,B,C",
+        help="Layers of each stage; default: as `specctl plan` balances them.",
+    ),
+]
+StagesInProcess = Annotated[
+    bool | None,
+    typer.Option(
+        "--pp-in-process/--pp-processes",
+        help="Where stages run; default: in one process where they share one GPU.",
+    ),
+]
+LoadFormat = Annotated[
+    str | None,
+    typer.Option("--load-format", help="auto, safetensors, or dummy (made-up weights)."),
+]
 Proposer = Annotated[
     str | None,
     typer.Option(
@@ -182,6 +215,11 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
         raise typer.BadParameter(
             f"`{text}` is not a list of integers such as 1,14,26", param_hint=option
         ) from None
+
+
+def parse_stage_layers(text: str | None) -> tuple[int, ...] | None:
+    """Return the layers of each stage; None when they are not given."""
+    return None if text is None else parse_integers(text, "--stage-layers")
 
 
 def split_addresses(text: str, option: str) -> tuple[str, ...]:

@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specctl.cli import output
+from specctl.cli.role_options import (
+    FirstProposalOption,
+    Listen,
+    Peer,
+    PeerSilence,
+    PeerWait,
+    PrefillTimeout,
+    ReleaseTimeout,
+    RoleFlags,
+    RoleOption,
+    TransferTimeout,
+    TransportHost,
+    TransportOption,
+    check_role,
+)
 from specctl.cli.shared_options import (
     CostTable,
     Device,
+    DraftTensorParallel,
     Dtype,
     DynamicRank,
     DynamicRows,
     Graphs,
     LengthModeOption,
+    LoadFormat,
     LogLevel,
     NumSpeculativeTokens,
+    PipelineParallel,
     Proposer,
+    StageLayers,
+    StagesInProcess,
+    TensorParallel,
     Verification,
     parse_draft_counts,
+    parse_stage_layers,
+    split_addresses,
 )
+
+if TYPE_CHECKING:
+    from runtime.main import RoleOptions
 
 
 def serve(
@@ -37,6 +63,12 @@ def serve(
         str | None,
         typer.Option("--served-model-name", help="Model id; default: the target's directory."),
     ] = None,
+    pipeline_parallel: PipelineParallel = None,
+    tensor_parallel: TensorParallel = None,
+    draft_tensor_parallel: DraftTensorParallel = None,
+    stage_layers: StageLayers = None,
+    stages_in_process: StagesInProcess = None,
+    load_format: LoadFormat = None,
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
@@ -78,6 +110,17 @@ def serve(
         LogLevel | None,
         typer.Option("--log-level", help="What goes to stderr: debug, info, warning or error."),
     ] = None,
+    role: RoleOption = None,
+    listen: Listen = None,
+    peer: Peer = None,
+    transport: TransportOption = None,
+    transport_host: TransportHost = None,
+    first_proposal: FirstProposalOption = None,
+    prefill_timeout_s: PrefillTimeout = None,
+    release_timeout_s: ReleaseTimeout = None,
+    transfer_timeout_s: TransferTimeout = None,
+    peer_wait_s: PeerWait = None,
+    peer_silence_s: PeerSilence = None,
 ) -> None:
     """Serve a manifest through an OpenAI-compatible HTTP interface.
 
@@ -87,11 +130,31 @@ def serve(
     from runtime import main
     from specctl.ops.hub_manifest import local_manifest
 
+    given = RoleFlags(
+        role=role,
+        listen=listen,
+        peer=peer,
+        transport=transport,
+        transport_host=transport_host,
+        first_proposal=first_proposal,
+        prefill_timeout_s=prefill_timeout_s,
+        release_timeout_s=release_timeout_s,
+        transfer_timeout_s=transfer_timeout_s,
+        peer_wait_s=peer_wait_s,
+        peer_silence_s=peer_silence_s,
+    )
+    check_role(given)
     drafts = parse_draft_counts(num_speculative_tokens, length_mode)
     with local_manifest(manifest) as local:
         main.serve(
             local.path,
             main.EngineOptions(
+                pipeline_parallel=pipeline_parallel,
+                tensor_parallel=tensor_parallel,
+                draft_tensor_parallel=draft_tensor_parallel,
+                stage_layers=parse_stage_layers(stage_layers),
+                stages_in_process=stages_in_process,
+                load_format=load_format,
                 device=device,
                 dtype=dtype,
                 graphs=None if graphs is None else graphs.value,
@@ -116,6 +179,37 @@ def serve(
                 model_name=model_name or local.target_name,
                 grace_s=grace_s,
                 log_level=None if log_level is None else log_level.value,
+                role=_role_options(given),
             ),
             on_diagnostic=output.talk_diagnostic,
         )
+
+
+def _role_options(given: RoleFlags) -> RoleOptions | None:
+    """Return the role's settings; None: a server that does all of the work."""
+    from runtime import main
+
+    if given.role is None or given.role.value == "both":
+        return None
+    base, limits = main.RoleOptions(role=given.role.value), main.Limits()
+    return main.RoleOptions(
+        role=given.role.value,
+        listen=given.listen,
+        peers=() if given.peer is None else split_addresses(given.peer, "--peer"),
+        transport=base.transport if given.transport is None else given.transport.value,
+        transport_host=given.transport_host or base.transport_host,
+        first_proposal=(
+            base.first_proposal if given.first_proposal is None else given.first_proposal.value
+        ),
+        transfer_timeout_s=_or(given.transfer_timeout_s, base.transfer_timeout_s),
+        limits=main.Limits(
+            prefill_s=_or(given.prefill_timeout_s, limits.prefill_s),
+            release_s=_or(given.release_timeout_s, limits.release_s),
+            peer_wait_s=_or(given.peer_wait_s, limits.peer_wait_s),
+            silence_s=_or(given.peer_silence_s, limits.silence_s),
+        ),
+    )
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
