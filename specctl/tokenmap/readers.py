@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.text import printable
 from specctl.tokenmap.chat import ChatTemplate
 from specctl.tokenmap.documents import CHAT_FIELDS, MAX_LINE_BYTES, line_value, row_text
 from specctl.tokenmap.languages import language_of
@@ -295,7 +296,8 @@ def _from_value(
         yield Defect(kind=REPLACED, where=where)
     if clean.strip():
         data = clean.encode("utf-8")
-        name = language if isinstance(language, str) and language else language_of("", data)
+        is_named = isinstance(language, str) and language
+        name = printable(language) if is_named else language_of("", data)
         yield Piece(data=data, where=where, language=name)
 
 

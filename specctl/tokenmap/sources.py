@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.text import printable
 from specctl.tokenmap.listing import ListedFile, listed_files, suffix_of
 
 TASK_BYTES = 32 << 20
@@ -117,7 +118,7 @@ def find_files(arguments: Sequence[str], *, held_out: bool = False) -> tuple[Sou
         for entry in entries:
             file = SourceFile(
                 path=entry.path,
-                domain=domains(entry.path),
+                domain=printable(domains(entry.path)),
                 num_bytes=entry.num_bytes,
                 held_out=held_out,
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from specctl.contract.fingerprint import digest_bytes
+from specctl.contract.text import printable
 from specctl.tokenmap.counting import LoadedTokenizer
 from specctl.tokenmap.counts import (
     CountArtefact,
@@ -69,7 +70,7 @@ class Totals:
         bounds = [b for b in (self.highest, summary.highest) if b is not None]
         self.highest = max(bounds, default=None)
         for kind, (num, where) in summary.defects.items():
-            before, first = self.defects.get(kind, (0, where))
+            before, first = self.defects.get(kind, (0, printable(where)))
             self.defects[kind] = (before + num, first)
         for group, result in groups.items():
             self._add_group(group, result)

@@ -83,3 +83,20 @@ def test_a_directory_that_cannot_be_read_is_named(
     (diagnostic,) = caught.value.diagnostics
     assert (diagnostic.code, diagnostic.where) == ("SD423", str(corpus_dir / "deep"))
     assert diagnostic.message.endswith("Permission denied")
+
+
+def test_names_that_are_no_text_are_escaped(tmp_path: Path, tokenizer: LoadedTokenizer) -> None:
+    for name in (b"\xff", b"new\nline"):
+        domain = tmp_path / "corpus" / os.fsdecode(name)
+        domain.mkdir(parents=True)
+        for number in range(9):
+            (domain / f"{number}.txt").write_text(f"some text {number}")
+        (domain / os.fsdecode(b"bad\xff.txt")).write_bytes(b"\0")
+    (tmp_path / "corpus" / "a.jsonl").write_text('{"text": "x", "lang": "\\ud800"}\n')
+    spec = CorpusSpec(sources=(str(tmp_path / "corpus"),), language_field="lang")
+    counts = tmp_path / "corpus.counts"
+    result = count_corpus(spec, tokenizer, CountOptions(workers=1, counts=counts))
+    assert count_corpus(spec, tokenizer, CountOptions(counts=counts)) == result
+    names = {row.name for row in result.artefact.counted.domains}
+    assert names >= {"\\udcff", "new\\nline"}
+    assert [d.code for d in result.diagnostics] == ["SD434"]
