@@ -262,14 +262,14 @@ class RoundStates:
         next_ids_target_N: int64, the target's choice at each row: the token at the next position
             where the row is final.
         aux_hidden_NA: captured target states, None when none were asked for.
-        final_hidden_ND: final-normed target states.
+        final_hidden_ND: final-normed target states, None unless the draft needs them.
         last_rows_B: int64, row of each request's newest final position.
     """
 
     batch: PreparedBatch
     next_ids_target_N: torch.Tensor
     aux_hidden_NA: torch.Tensor | None
-    final_hidden_ND: torch.Tensor
+    final_hidden_ND: torch.Tensor | None
     last_rows_B: torch.Tensor
 
 
@@ -299,6 +299,10 @@ class RoundDraft(Protocol):
     @property
     def aux_layer_ids(self) -> tuple[int, ...]:
         """Target layers whose output `observe_round` needs."""
+
+    @property
+    def needs_final_hidden(self) -> bool:
+        """Whether `observe_round` needs the target's final-normed states."""
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return int64 target ids [B, num_drafts]: the drafts that `propose` would make.

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
-from runtime.engine.engine import Engine
 from runtime.engine.caches import dynamic_row_settings
+from runtime.engine.engine import Engine
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.text import load_tokenizer
 from runtime.kv import KVLayer, KVPool
@@ -299,7 +299,7 @@ def draft_kv_from_scratch(
                     list(ids_target[1 : num_positions + 1]), device=target.device
                 ),
                 aux_hidden_N=output.aux_hidden_NA,
-                final_hidden_NH=output.hidden_ND,
+                final_hidden_NH=target.final_states(output.hidden_ND),
                 views=(view,),
                 last_row=(num_positions - 1,),
             )

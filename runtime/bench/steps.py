@@ -60,6 +60,7 @@ class _Recorder:
         self.draft = draft
         self.states: RoundStates | None = None
         self.aux_layer_ids = draft.aux_layer_ids
+        self.needs_final_hidden = draft.needs_final_hidden
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return the draft's own drafts."""
@@ -75,6 +76,7 @@ class _RepeatingDraft:
     """Stands in for a proposer without a form for the device, so that verification has drafts."""
 
     aux_layer_ids: tuple[int, ...] = ()
+    needs_final_hidden = False
 
     def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
         """Return the newest token again and again."""

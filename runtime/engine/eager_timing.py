@@ -129,7 +129,9 @@ class EagerTimer:
                     next_ids_target_N=torch.tensor(self._ids[1:], device=self._config.device),
                     aux_hidden_N=output.aux_hidden_NA,
                     final_hidden_NH=(
-                        output.hidden_ND if self._proposer.needs_final_hidden else None
+                        self._target.final_states(output.hidden_ND)
+                        if self._proposer.needs_final_hidden
+                        else None
                     ),
                     views=(view,),
                     last_row=(num_known - 1,),

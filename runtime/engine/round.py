@@ -117,7 +117,9 @@ def finish_round(
         packed=packed,
         result=_capped(result, [work.max_accepted for work in started.plan.decodes]),
         aux_hidden_NA=output.aux_hidden_NA,
-        final_hidden_ND=output.hidden_ND if proposer.needs_final_hidden else None,
+        final_hidden_ND=(
+            target.final_states(output.hidden_ND) if proposer.needs_final_hidden else None
+        ),
     )
 
 

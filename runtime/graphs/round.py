@@ -110,7 +110,11 @@ class DeviceRound:
                 batch=batch,
                 next_ids_target_N=chosen_N,
                 aux_hidden_NA=output.aux_hidden_NA,
-                final_hidden_ND=output.hidden_ND,
+                final_hidden_ND=(
+                    self.target.final_states(output.hidden_ND)
+                    if self.draft.needs_final_hidden
+                    else None
+                ),
                 last_rows_B=state.last_rows(shape, requests, num_accepted_B),
             ),
         )

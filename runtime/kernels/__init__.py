@@ -13,7 +13,7 @@ from runtime.kernels.head import head_argmax, head_logits
 from runtime.kernels.head_rows import head_rows_argmax
 from runtime.kernels.kv_write import write_kv
 from runtime.kernels.linear import linear
-from runtime.kernels.norm import HeadNorms, head_rms_norm, rms_norm
+from runtime.kernels.norm import HeadNorms, RowNorm, head_rms_norm, rms_norm
 from runtime.kernels.probe import (
     RowInvariance,
     attention_invariance_probe,
@@ -25,6 +25,7 @@ from runtime.kernels.stream import Stream, embed_stream, enter_stream
 __all__ = [
     "HeadNorms",
     "RowInvariance",
+    "RowNorm",
     "Stream",
     "accept",
     "apply_rope",

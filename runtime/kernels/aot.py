@@ -26,7 +26,7 @@ SHARED_LIMIT_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 2
 """Most shared memory one program may use, by architecture."""
 
 _SPILL_CHECKED_ARCHS = (80, 90)  # sm_100 keeps frames of 8-16 bytes; nothing was tuned for it
-_SCALARS = {"eps": "fp32", "scale_log2": "fp32", "norm_eps": "fp32"}
+_SCALARS = {"eps": "fp32", "scale_log2": "fp32", "norm_eps": "fp32", "mean_factor": "fp32"}
 _INT64 = frozenset(
     {
         "positions_ptr",
@@ -73,6 +73,7 @@ _FLOAT32 = frozenset(
         "maximum_ptr",
         "total_ptr",
         "squares_ptr",
+        "scale_ptr",
         "cos_sin_ptr",
     }
 )

@@ -20,6 +20,7 @@ from runtime.kernels.cuda import (
     kv_write,
     linear,
     norm,
+    normed_rows,
     rope,
     sample,
     stream,
@@ -196,19 +197,25 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
     for shape in model.weights():
         config = gemm_config(*shape, element_bytes=element_bytes, arch=arch)
         out_dtype = "fp32" if config.split_k > 1 else dtype
-        yield from _linear_cases(config, dtype, out_dtype, has_bias=model.has_bias)
+        yield from _linear_cases(config, dtype, out_dtype, arch, has_bias=model.has_bias)
         if config.split_k > 1:
             reduce = {"SPLIT_K": config.split_k, "BLOCK": linear.REDUCE_BLOCK}
-            yield _case(linear.reduce_parts_kernel, dtype, {**reduce, "HAS_BIAS": model.has_bias})
+            flags = {"HAS_BIAS": model.has_bias, "OVERLAP": arch >= 90}
+            yield _case(linear.reduce_parts_kernel, dtype, {**reduce, **flags})
     for rows in model.head_rows:
         config = head_config(rows, model.hidden_size, element_bytes=element_bytes, arch=arch)
-        yield from _linear_cases(config, dtype, "fp32", has_bias=False)
+        yield from _linear_cases(config, dtype, "fp32", arch, is_scaled=True)
         for block_m in _block_ms(dtype):
+            # Few rows are normed inside, more come weighed.
+            is_normed = block_m == BLOCK_M_CHOICES[0]
             yield _case(
                 head.head_tile_kernel,
                 dtype,
                 {
                     **head.head_constants(config, block_m),
+                    "STAGES": config.num_stages,
+                    "NORMED": is_normed,
+                    "SCALED": not is_normed,
                     **head.overlap_constants(config, model.hidden_size, element_bytes, arch >= 90),
                 },
                 num_warps=config.num_warps,
@@ -217,10 +224,12 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
             )
     yield _case(head.head_pick_kernel, "fp32", {"BLOCK": head.PICK_BLOCK, "OVERLAP": arch >= 90})
     config = head_config(1, model.hidden_size, element_bytes=element_bytes, arch=arch)
+    weigh = {"WIDTH": model.hidden_size, "BLOCK_K": config.block_k, "OVERLAP": arch >= 90}
+    yield _case(normed_rows.weigh_rows_kernel, dtype, weigh, num_warps=1)
     yield _case(
         head_rows.head_rows_kernel,
         dtype,
-        head.head_constants(config, BLOCK_M_CHOICES[0]),
+        {**head.head_constants(config, BLOCK_M_CHOICES[0]), "SCALED": True},
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         is_hot=dtype != "fp32",
@@ -236,7 +245,13 @@ def _sample_cases() -> Iterator[KernelCase]:
 
 
 def _linear_cases(
-    config: GemmConfig, dtype: str, out_dtype: str, *, has_bias: bool
+    config: GemmConfig,
+    dtype: str,
+    out_dtype: str,
+    arch: int,
+    *,
+    has_bias: bool = False,
+    is_scaled: bool = False,
 ) -> Iterator[KernelCase]:
     for block_m in _block_ms(dtype):
         # A split product adds its bias in the reduction.
@@ -244,7 +259,11 @@ def _linear_cases(
         yield _case(
             linear.linear_kernel,
             dtype,
-            linear.linear_constants(config, block_m, has_bias=own_bias),
+            {
+                **linear.linear_constants(config, block_m, has_bias=own_bias),
+                "SCALED": is_scaled,
+                "OVERLAP": arch >= 90,
+            },
             out_dtype=out_dtype,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
@@ -307,9 +326,7 @@ def _row_cases(model: ModelShapes, dtype: str, *, is_overlapping: bool) -> Itera
     yield _case(norm.rms_norm_kernel, dtype, constants, num_warps=norm.norm_warps(hidden))
     if model.has_qk_norm:
         for num_heads in heads[:2]:
-            yield _case(
-                norm.head_norm_kernel, dtype, norm.head_norm_constants(num_heads, head_dim)
-            )
+            yield _case(norm.head_norm_kernel, dtype, norm.head_norm_constants(num_heads, head_dim))
     yield _case(rope.rope_kernel, dtype, rope.rope_constants(*heads))
     write = kv_write.write_kv_constants(model.num_kv_heads, 16, head_dim)
     yield _case(kv_write.write_kv_kernel, dtype, write)

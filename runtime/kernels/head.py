@@ -14,38 +14,46 @@ from __future__ import annotations
 
 import torch
 
+from runtime.kernels.norm import RowNorm, weigh_rows_twin
 from runtime.kernels.rows import ROW_TILE, pad_rows
 
 COLUMN_TILE = 2048
 """Head rows of every CPU product; fewer are padded with zeros."""
 
 
-def head_logits(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+def head_logits(
+    x_MD: torch.Tensor, weight_VD: torch.Tensor, norm: RowNorm | None = None
+) -> torch.Tensor:
     """Compute the head's logits.
 
     Args:
         x_MD: [M, D].
         weight_VD: [V, D], dtype of `x_MD`.
+        norm: of the rows before the product, or None.
 
     Returns:
         float32 [M, V].
 
-    Exactness: as `linear`, never rounded below float32.
+    Exactness: as `linear`, never rounded below float32. With a norm, rows times its weight are
+    rounded once, and a row's scale multiplies its finished sums.
     Graph-safe: yes (CUDA).
     """
     if x_MD.is_cuda:
         from runtime.kernels.cuda.head import launch_head_logits
 
-        return launch_head_logits(x_MD, weight_VD)
-    return head_logits_twin(x_MD, weight_VD)
+        return launch_head_logits(x_MD, weight_VD, norm)
+    return head_logits_twin(x_MD, weight_VD, norm)
 
 
-def head_argmax(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def head_argmax(
+    x_MD: torch.Tensor, weight_VD: torch.Tensor, norm: RowNorm | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the highest logit of each row, the lowest id among equals.
 
     Args:
         x_MD: [M, D].
         weight_VD: [V, D], dtype of `x_MD`.
+        norm: of the rows before the product, or None.
 
     Returns:
         (ids int64 [M] in the head's vocabulary, logit float32 [M]).
@@ -56,12 +64,17 @@ def head_argmax(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> tuple[torch.Tens
     if x_MD.is_cuda:
         from runtime.kernels.cuda.head import launch_head_argmax
 
-        return launch_head_argmax(x_MD, weight_VD)
-    return head_argmax_twin(x_MD, weight_VD)
+        return launch_head_argmax(x_MD, weight_VD, norm)
+    return head_argmax_twin(x_MD, weight_VD, norm)
 
 
-def head_logits_twin(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+def head_logits_twin(
+    x_MD: torch.Tensor, weight_VD: torch.Tensor, norm: RowNorm | None = None
+) -> torch.Tensor:
     """Compute `head_logits` with torch on fixed tiles of ROW_TILE rows and COLUMN_TILE columns."""
+    if norm is not None:
+        weighted_MD, scale_M1 = weigh_rows_twin(x_MD, norm)
+        return head_logits_twin(weighted_MD, weight_VD) * scale_M1
     rows = pad_rows(x_MD).float()
     num_columns, width = weight_VD.shape
     out = rows.new_empty((rows.shape[0], num_columns))
@@ -78,14 +91,14 @@ def head_logits_twin(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tenso
 
 
 def head_argmax_twin(
-    x_MD: torch.Tensor, weight_VD: torch.Tensor
+    x_MD: torch.Tensor, weight_VD: torch.Tensor, norm: RowNorm | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `head_argmax` with torch, ROW_TILE rows of logits at a time."""
     ids = [torch.empty(0, dtype=torch.int64)]
     logits = [torch.empty(0, dtype=torch.float32)]
     for start in range(0, x_MD.shape[0], ROW_TILE):
         tile_ids, tile_logits = argmax_lowest(
-            head_logits_twin(x_MD[start : start + ROW_TILE], weight_VD)
+            head_logits_twin(x_MD[start : start + ROW_TILE], weight_VD, norm)
         )
         ids.append(tile_ids)
         logits.append(tile_logits)

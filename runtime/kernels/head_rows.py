@@ -11,10 +11,14 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.head import head_logits_twin
+from runtime.kernels.norm import RowNorm
 
 
 def head_rows_argmax(
-    x_MD: torch.Tensor, weight_VD: torch.Tensor, ids_ME: torch.Tensor
+    x_MD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    ids_ME: torch.Tensor,
+    norm: RowNorm | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the highest logit among the named rows, the lowest id among equals.
 
@@ -22,6 +26,7 @@ def head_rows_argmax(
         x_MD: [M, D].
         weight_VD: [V, D], dtype of `x_MD`.
         ids_ME: int64 in the head's vocabulary; negative entries name nothing.
+        norm: as in `head_logits`.
 
     Returns:
         (ids int64 [M], logit float32 [M]); where nothing is named or every logit is NaN, the logit
@@ -33,12 +38,15 @@ def head_rows_argmax(
     if x_MD.is_cuda:
         from runtime.kernels.cuda.head_rows import launch_head_rows_argmax
 
-        return launch_head_rows_argmax(x_MD, weight_VD, ids_ME)
-    return head_rows_argmax_twin(x_MD, weight_VD, ids_ME)
+        return launch_head_rows_argmax(x_MD, weight_VD, ids_ME, norm)
+    return head_rows_argmax_twin(x_MD, weight_VD, ids_ME, norm)
 
 
 def head_rows_argmax_twin(
-    x_MD: torch.Tensor, weight_VD: torch.Tensor, ids_ME: torch.Tensor
+    x_MD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    ids_ME: torch.Tensor,
+    norm: RowNorm | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `head_rows_argmax` with torch, one input row at a time."""
     num_rows, num_named = ids_ME.shape
@@ -48,7 +56,7 @@ def head_rows_argmax_twin(
         )
     logits_ME = torch.cat(
         [
-            head_logits_twin(x_MD[m : m + 1], weight_VD[ids_ME[m].clamp(min=0)])
+            head_logits_twin(x_MD[m : m + 1], weight_VD[ids_ME[m].clamp(min=0)], norm)
             for m in range(num_rows)
         ]
     )

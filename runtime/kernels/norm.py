@@ -16,6 +16,19 @@ from runtime.kernels.rows import tree_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RowNorm:
+    """A norm of rows that the product after it takes in.
+
+    Args:
+        weight_D: [D].
+        eps: added to the mean square.
+    """
+
+    weight_D: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeadNorms:
     """The norms of a row's query and key heads.
 
@@ -72,6 +85,19 @@ def head_rms_norm(x_MHP: torch.Tensor, weight_P: torch.Tensor, eps: float) -> to
     num_rows, num_heads, head_dim = x_MHP.shape
     flat = rms_norm_twin(x_MHP.reshape(num_rows * num_heads, head_dim), weight_P, eps)
     return flat.view(num_rows, num_heads, head_dim)
+
+
+def weigh_rows_twin(x_MD: torch.Tensor, norm: RowNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split a norm into what goes before a product and what goes after it.
+
+    Returns:
+        (rows times the weight, rounded once, [M, D]; the rows' scale, float32 [M, 1]): the product
+        of the former times the latter is that of the normalised rows, with fewer roundings.
+    """
+    x = x_MD.float()
+    mean_square_M1 = tree_sum(x * x) / x.shape[-1]
+    weighted_MD = (x * norm.weight_D.float()).to(x_MD.dtype)
+    return weighted_MD, 1.0 / torch.sqrt(mean_square_M1 + norm.eps)
 
 
 def rms_norm_twin(x_MD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:

@@ -13,13 +13,14 @@ from typing import Protocol
 import torch
 
 from runtime.batch import PreparedBatch
+from runtime.kernels import RowNorm
 from runtime.kv import KVLayer, KVLayerSpec
 from specctl.contract.manifest import Draft
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DraftHidden:
-    """The two readings of a draft forward's last state, which the norm before the head tells apart.
+    """The two readings of a draft forward's last state.
 
     Args:
         feedback_NH: what the next row of a chain takes as its state.
@@ -53,6 +54,10 @@ class ChainDraft(Protocol):
     @property
     def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
         """Output head, one row per draft id."""
+
+    @property
+    def head_norm(self) -> RowNorm | None:
+        """What `logits` and `propose_ids` do to their rows before the product."""
 
     @property
     def draft_to_target_R(self) -> torch.Tensor:  # noqa: N802 - an axis suffix

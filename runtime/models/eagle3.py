@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import Stream, linear, rms_norm
+from runtime.kernels import RowNorm, Stream, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -256,18 +256,25 @@ class Eagle3Model:
         for layer, cache, next_norm in zip(self.layers, kv[1:], norms[1:], strict=True):
             stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
         raw = stream.residual_MD
+        if not self.facts.has_norm_output:
+            return DraftHidden(feedback_NH=raw, head_input_NH=raw)
         normed = rms_norm(raw, self.norm_H, self.facts.decoder.rms_norm_eps)
-        return DraftHidden(
-            feedback_NH=normed if self.facts.has_norm_output else raw, head_input_NH=normed
-        )
+        return DraftHidden(feedback_NH=normed, head_input_NH=normed)
+
+    @property
+    def head_norm(self) -> RowNorm | None:
+        """What the head does to its input; None where the fed back state is normed already."""
+        if self.facts.has_norm_output:
+            return None
+        return RowNorm(weight_D=self.norm_H, eps=self.facts.decoder.rms_norm_eps)
 
     def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""
-        return self.head.logits(head_input_MH)
+        return self.head.logits(head_input_MH, self.head_norm)
 
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        return self.draft_to_target_R[self.head.argmax(head_input_MH)]
+        return self.draft_to_target_R[self.head.argmax(head_input_MH, self.head_norm)]
 
 
 def _table(decoder: Decoder, num_positions: int, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import enter_stream, linear, rms_norm
+from runtime.kernels import RowNorm, enter_stream, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -178,6 +178,11 @@ class MtpModel:
     def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
         """Rows of the head that this rank holds, one per draft id."""
         return self.head.reachable_rows
+
+    @property
+    def head_norm(self) -> RowNorm | None:
+        """None: each layer norms its own output."""
+        return None
 
     @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
+from runtime.kernels import RowNorm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.eagle3 import Eagle3Model
@@ -100,6 +101,11 @@ class PEagleModel:
     def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
         """Rows of the head that this rank holds, one per draft id."""
         return self.eagle3.head_RH
+
+    @property
+    def head_norm(self) -> RowNorm | None:
+        """What the head does to its input."""
+        return self.eagle3.head_norm
 
     @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import enter_stream, rms_norm
+from runtime.kernels import RowNorm, enter_stream, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers import DecoderLayer, TensorSource, layer_source, rope_table
 from runtime.models.support import decoder_problems
@@ -31,7 +31,8 @@ class TargetOutput:
     """What a target forward returns.
 
     Args:
-        hidden_ND: final-normed states, input of the head.
+        hidden_ND: the residual stream after the last layer, input of the head, which norms it;
+            `final_states` norms it for others.
         aux_hidden_NA: [N, len(ids) * D] in the order of the ids asked for; None when none were.
     """
 
@@ -193,7 +194,7 @@ class TargetModel:
             on_layer: called with the id of each layer whose kernels were launched.
 
         Returns:
-            Final-normed states and the captured states side by side.
+            The states that the head reads and the captured states side by side.
 
         Exactness: every row's numbers depend on that row, its position and its keys alone.
         """
@@ -240,27 +241,36 @@ class TargetModel:
 
     def finish(self, states: StageStates, aux_layer_ids: tuple[int, ...] = ()) -> TargetOutput:
         """Return the output of a forward from the last stage's states."""
-        assert self.norm_D is not None, f"no final norm on the stage of layer {self.first_layer}"
         captured = [states.captured[index] for index in aux_layer_ids]
         return TargetOutput(
-            hidden_ND=rms_norm(states.residual_ND, self.norm_D, self.facts.decoder.rms_norm_eps),
+            hidden_ND=states.residual_ND,
             aux_hidden_NA=torch.cat(captured, dim=1) if captured else None,
         )
 
+    def final_states(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        """Return the final-normed states [M, D] that drafts of the last state read."""
+        norm = self._last_norm
+        return rms_norm(hidden_MD, norm.weight_D, norm.eps)
+
     def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, V] over target ids; ids that cannot be chosen are -inf."""
-        logits = self._last_head.logits(hidden_MD)
+        logits = self._last_head.logits(hidden_MD, self._last_norm)
         padding = self.facts.vocab_size - self.num_reachable_ids
         return torch.nn.functional.pad(logits, (0, padding), value=float("-inf"))
 
     def greedy_ids(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the argmax of `logits`, lowest id on a tie, same bits."""
-        return self._last_head.argmax(hidden_MD)
+        return self._last_head.argmax(hidden_MD, self._last_norm)
 
     @property
     def reachable_head(self) -> torch.Tensor:
         """Rows of this rank's head that `logits` and `greedy_ids` multiply."""
         return self._last_head.reachable_rows
+
+    @property
+    def _last_norm(self) -> RowNorm:
+        assert self.norm_D is not None, f"no final norm on the stage of layer {self.first_layer}"
+        return RowNorm(weight_D=self.norm_D, eps=self.facts.decoder.rms_norm_eps)
 
     @property
     def _last_head(self) -> VocabHead:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels import embed, embed_stream, enter_stream, head_argmax, head_logits
+from runtime.kernels import (
+    RowNorm,
+    embed,
+    embed_stream,
+    enter_stream,
+    head_argmax,
+    head_logits,
+)
 from runtime.kernels.stream import Stream
 from runtime.parallel.ranks import Ranks, choose_highest, gather_columns
 
@@ -77,22 +84,22 @@ class VocabHead:
         """Rows of this rank whose ids can be chosen: what products multiply."""
         return self.weight_RD[: max(0, self.num_ids - self.first_id)]
 
-    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Return fp32 [N, num_ids] over all ranks."""
+    def logits(self, hidden_ND: torch.Tensor, norm: RowNorm | None = None) -> torch.Tensor:
+        """Return fp32 [N, num_ids] over all ranks; `norm` is of the rows before the product."""
         rows = self.reachable_rows
         if self.ranks.size == 1:
-            return head_logits(hidden_ND, rows)
+            return head_logits(hidden_ND, rows, norm)
         missing = self.weight_RD.shape[0] - rows.shape[0]
-        local = torch.nn.functional.pad(_logits(hidden_ND, rows), (0, missing))
+        local = torch.nn.functional.pad(_logits(hidden_ND, rows, norm), (0, missing))
         return gather_columns(self.ranks, local)[:, : self.num_ids]
 
-    def argmax(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Return int64 [N]: the id with the highest logit, the lowest among equals."""
+    def argmax(self, hidden_ND: torch.Tensor, norm: RowNorm | None = None) -> torch.Tensor:
+        """Return int64 [N]: the id with the highest of `logits`, the lowest among equals."""
         rows = self.reachable_rows
         if self.ranks.size == 1:
-            return head_argmax(hidden_ND, rows)[0]
+            return head_argmax(hidden_ND, rows, norm)[0]
         if rows.shape[0]:
-            ids, values = head_argmax(hidden_ND, rows)
+            ids, values = head_argmax(hidden_ND, rows, norm)
             ids = ids + self.first_id
         else:
             ids = torch.full_like(hidden_ND[:, 0], 0, dtype=torch.int64) + _NO_ID
@@ -100,9 +107,9 @@ class VocabHead:
         return choose_highest(self.ranks, values, ids)
 
 
-def _logits(hidden_ND: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _logits(hidden_ND: torch.Tensor, rows: torch.Tensor, norm: RowNorm | None) -> torch.Tensor:
     if rows.shape[0]:
-        return head_logits(hidden_ND, rows)
+        return head_logits(hidden_ND, rows, norm)
     return hidden_ND.new_empty((hidden_ND.shape[0], 0), dtype=torch.float32)
 
 

@@ -26,7 +26,14 @@ from typing import Protocol
 import torch
 
 from runtime.batch import RoundRequests, RoundStates
-from runtime.kernels import head_argmax, head_logits, head_rows_argmax, linear
+from runtime.kernels import (
+    RowNorm,
+    head_argmax,
+    head_logits,
+    head_rows_argmax,
+    linear,
+    rms_norm,
+)
 from runtime.spec.draft_choice import DraftHead
 from runtime.spec.host import on_device
 from runtime.spec.types import RequestView
@@ -45,6 +52,10 @@ class ReducedHead(DraftHead, Protocol):
     @property
     def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
         """Rows of the full head in draft-id order."""
+
+    @property
+    def head_norm(self) -> RowNorm | None:
+        """What the head does to its rows before the product."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -197,12 +208,18 @@ class DynamicRows:
 
         Sync: none.
         """
-        ids_draft_M, logits_M = head_argmax(head_input_MH, self._reduced.head_RH)
+        norm = self._reduced.head_norm
+        ids_draft_M, logits_M = head_argmax(head_input_MH, self._reduced.head_RH, norm)
         ids_target_M = self._reduced.draft_to_target_R[ids_draft_M]
         named_ME = self._ids_target_SE.index_select(0, slots_M)
         if self._scorer is not None:
-            named_ME = torch.cat((named_ME, self._scorer.best(head_input_MH)), dim=1)
-        others_M, other_logits_M = head_rows_argmax(head_input_MH, self._full_head_VH, named_ME)
+            scored_MH = head_input_MH
+            if norm is not None:
+                scored_MH = rms_norm(scored_MH, norm.weight_D, norm.eps)
+            named_ME = torch.cat((named_ME, self._scorer.best(scored_MH)), dim=1)
+        others_M, other_logits_M = head_rows_argmax(
+            head_input_MH, self._full_head_VH, named_ME, norm
+        )
         is_better_M = (other_logits_M > logits_M) | (
             (other_logits_M == logits_M) & (others_M < ids_target_M)
         )

@@ -97,6 +97,7 @@ class LayeredRound:
         Sync: none.
         """
         batch, state_NH = states.batch, states.final_hidden_ND
+        assert state_NH is not None, "prediction layers need the states they asked for"
         slots_B, last_rows_B = requests.slots_B, states.last_rows_B
         slots_N = self._slots_with_padding(requests)[batch.row_request_N.long()]
         newest_N = torch.cat((requests.lengths_B, requests.lengths_B[:1] * 0))

@@ -27,7 +27,10 @@ SCALE = 0.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseRequests:
-    """New rows before norm and rotation; the pool holds each request's keys before them and NaN elsewhere."""
+    """New rows before norm and rotation.
+
+    The pool holds each request's keys before them and NaN elsewhere.
+    """
 
     q: torch.Tensor
     k: torch.Tensor

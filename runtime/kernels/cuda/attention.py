@@ -166,8 +166,9 @@ def attention_segment_kernel(
 
     Unless the segment is the only one, its values, maximum and total (float32, base-2 scores) go to
     [U, G, S, N], and the last of the programs that share rows combines. Fused, queries and keys
-    come unrotated, NORMED also without their norms, and the program stores the new keys and values that it is about to read.
-    A program without keys ends at once; of those that share rows at least one has some, and waits.
+    come unrotated, and unnormed if NORMED, and the program stores the new keys and values that it
+    is about to read. A program without keys ends at once; of those that share rows at least one has
+    some, and waits.
     """
     local_tile = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)

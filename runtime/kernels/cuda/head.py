@@ -20,10 +20,15 @@ from runtime.kernels.cuda.device import (
     overlap_options,
 )
 from runtime.kernels.cuda.linear import gemm_tile, launch_linear
+from runtime.kernels.cuda.normed_rows import launch_weigh_rows, row_scale, sum_normed_rows
 from runtime.kernels.cuda.products import LINE_ELEMENTS, PREFETCH_FEATURES, prefetch_lines
 from runtime.kernels.gemm_table import GemmConfig, block_m_for, head_config
+from runtime.kernels.norm import RowNorm
 
 PICK_BLOCK = 1024
+HEAD_NORM_ROWS = 16
+"""Most rows that the tiles of a choice norm themselves; bits do not depend on it."""
+
 _NO_ID = tl.constexpr(2147483647)
 
 
@@ -31,8 +36,12 @@ _NO_ID = tl.constexpr(2147483647)
 def head_tile_kernel(
     x_ptr,
     w_ptr,
+    norm_ptr,
+    scale_ptr,
     best_ptr,
     id_ptr,
+    eps,
+    mean_factor,
     num_rows,
     num_columns,
     num_features,
@@ -42,10 +51,16 @@ def head_tile_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    NORMED: tl.constexpr,
+    SCALED: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Best (logit, lowest id) of one vocabulary tile for BLOCK_M rows, into [M, T]."""
+    """Best (logit, lowest id) of one vocabulary tile for BLOCK_M rows, into [M, T].
+
+    NORMED rows are weighed here, SCALED ones come weighed with their scales.
+    """
     row_start = tl.program_id(0) * BLOCK_M
     tile = tl.program_id(1)
     column_start = tile * BLOCK_N
@@ -58,12 +73,23 @@ def head_tile_kernel(
                 lines = k + tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
                 prefetch_lines(w_rows + lines[:, None])
         tl.extra.cuda.gdc_wait()
-    acc = gemm_tile(
-        x_ptr, w_ptr, stride_xm, stride_wn, row_start, column_start, 0, num_features,
-        num_rows, num_columns, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
     rows = row_start + tl.arange(0, BLOCK_M)
     columns = column_start + tl.arange(0, BLOCK_N)
+    if NORMED:
+        acc, squares = sum_normed_rows(
+            x_ptr + rows.to(tl.int64)[:, None] * stride_xm, norm_ptr,
+            w_ptr + columns.to(tl.int64)[None, :] * stride_wn,
+            (rows < num_rows)[:, None], (columns < num_columns)[None, :],
+            num_features, STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        acc = acc * row_scale(squares, eps, mean_factor, BLOCK_M, BLOCK_K)[:, None]
+    else:
+        acc = gemm_tile(
+            x_ptr, w_ptr, stride_xm, stride_wn, row_start, column_start, 0, num_features,
+            num_rows, num_columns, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    if SCALED:
+        acc = acc * tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0)[:, None]
     is_candidate = (columns < num_columns)[None, :] & (acc == acc)
     acc = tl.where(is_candidate, acc, float("-inf"))
     best = tl.max(acc, axis=1)
@@ -105,20 +131,28 @@ def head_pick_kernel(
     tl.store(out_logit_ptr + row, row_best)
 
 
-def launch_head_logits(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+def launch_head_logits(
+    x_MD: torch.Tensor, weight_VD: torch.Tensor, norm: RowNorm | None = None
+) -> torch.Tensor:
     """Launch `head_logits`."""
-    config = _config(x_MD, weight_VD)
-    return launch_linear(x_MD, weight_VD, out_dtype=torch.float32, config=config)
+    config, scale_M = _config(x_MD, weight_VD), None
+    if norm is not None:
+        x_MD, scale_M = launch_weigh_rows(x_MD, norm, block_k=config.block_k)
+    return launch_linear(x_MD, weight_VD, out_dtype=torch.float32, scale_M=scale_M, config=config)
 
 
 def launch_head_argmax(
     x_MD: torch.Tensor,
     weight_VD: torch.Tensor,
+    norm: RowNorm | None = None,
     *,
     config: GemmConfig | None = None,
     overlap: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch `head_argmax`; `config` replaces the pinned tile while one is searched for."""
+    """Launch `head_argmax`; `config` replaces the pinned tile while one is searched for.
+
+    The tiles of few rows norm them themselves; for more rows that is done once, ahead of them.
+    """
     x_MD, weight_VD = inner_contiguous(x_MD), inner_contiguous(weight_VD)
     num_rows, num_features = x_MD.shape
     num_columns = weight_VD.shape[0]
@@ -128,6 +162,10 @@ def launch_head_argmax(
         return ids_M, logit_M
     config = config or _config(x_MD, weight_VD)
     block_m = block_m_for(num_rows)
+    is_normed = norm is not None and num_rows <= HEAD_NORM_ROWS
+    scale_M = None
+    if norm is not None and not is_normed:
+        x_MD, scale_M = launch_weigh_rows(x_MD, norm, block_k=config.block_k, overlap=overlap)
     num_tiles = ceil_div(num_columns, config.block_n)
     is_overlapping, options = overlap_options(x_MD.device, overlap)
     best_MT = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x_MD.device)
@@ -135,8 +173,12 @@ def launch_head_argmax(
     head_tile_kernel[(ceil_div(num_rows, block_m), num_tiles)](
         x_MD,
         weight_VD,
+        weight_VD if norm is None else norm.weight_D,
+        weight_VD if scale_M is None else scale_M,
         best_MT,
         ids_MT,
+        0.0 if norm is None else norm.eps,
+        1.0 / num_features,
         num_rows,
         num_columns,
         num_features,
@@ -144,6 +186,9 @@ def launch_head_argmax(
         x_MD.stride(0),
         weight_VD.stride(0),
         **head_constants(config, block_m),
+        STAGES=config.num_stages,
+        NORMED=is_normed,
+        SCALED=scale_M is not None,
         **overlap_constants(config, num_features, x_MD.element_size(), is_overlapping),
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -15,7 +15,9 @@ import triton.language as tl
 from runtime.kernels.cuda.device import ceil_div, device_arch, inner_contiguous
 from runtime.kernels.cuda.head import PICK_BLOCK, head_constants, head_pick_kernel
 from runtime.kernels.cuda.linear import gemm_steps
+from runtime.kernels.cuda.normed_rows import launch_weigh_rows
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, head_config
+from runtime.kernels.norm import RowNorm
 
 _NO_ID = tl.constexpr(2147483647)
 
@@ -24,6 +26,7 @@ _NO_ID = tl.constexpr(2147483647)
 def head_rows_kernel(
     x_ptr,
     w_ptr,
+    scale_ptr,
     ids_ptr,
     best_ptr,
     id_ptr,
@@ -35,6 +38,7 @@ def head_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """Best (logit, lowest id) of one tile of named rows for one input row, into [M, T]."""
     row = tl.program_id(0).to(tl.int64)
@@ -54,6 +58,8 @@ def head_rows_kernel(
         BLOCK_N,
         BLOCK_K,
     )
+    if SCALED:
+        acc = acc * tl.load(scale_ptr + row)
     is_candidate = (lanes < 1)[:, None] & is_named[None, :] & (acc == acc)
     acc = tl.where(is_candidate, acc, float("-inf"))
     best = tl.max(tl.max(acc, axis=1), axis=0)
@@ -65,7 +71,10 @@ def head_rows_kernel(
 
 
 def launch_head_rows_argmax(
-    x_MD: torch.Tensor, weight_VD: torch.Tensor, ids_ME: torch.Tensor
+    x_MD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    ids_ME: torch.Tensor,
+    norm: RowNorm | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch `head_rows_argmax`."""
     x_MD, weight_VD = inner_contiguous(x_MD), inner_contiguous(weight_VD)
@@ -82,12 +91,16 @@ def launch_head_rows_argmax(
         element_bytes=x_MD.element_size(),
         arch=device_arch(x_MD.device),
     )
+    scale_M = None
+    if norm is not None:
+        x_MD, scale_M = launch_weigh_rows(x_MD, norm, block_k=config.block_k)
     num_tiles = ceil_div(num_named, config.block_n)
     best_MT = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x_MD.device)
     ids_MT = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x_MD.device)
     head_rows_kernel[(num_rows, num_tiles)](
         x_MD,
         weight_VD,
+        weight_VD if scale_M is None else scale_M,
         ids_ME,
         best_MT,
         ids_MT,
@@ -97,6 +110,7 @@ def launch_head_rows_argmax(
         x_MD.stride(0),
         weight_VD.stride(0),
         **head_constants(config, BLOCK_M_CHOICES[0]),
+        SCALED=scale_M is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -9,7 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.cuda.device import ceil_div, device_arch, inner_contiguous
+from runtime.kernels.cuda.device import (
+    ceil_div,
+    device_arch,
+    inner_contiguous,
+    overlap_options,
+)
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, block_m_for, gemm_config
 
 _PARTIAL_BYTES = 1 << 28
@@ -73,6 +78,7 @@ def linear_kernel(
     x_ptr,
     w_ptr,
     bias_ptr,
+    scale_ptr,
     out_ptr,
     num_rows,
     num_columns,
@@ -81,9 +87,11 @@ def linear_kernel(
     stride_xm,
     stride_wn,
     HAS_BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One tile of one part of K; out is [S, M, N], float32 partials when S > 1."""
     row_start = tl.program_id(0) * BLOCK_M
@@ -91,6 +99,9 @@ def linear_kernel(
     part = tl.program_id(2)
     k_begin = part * split_features
     k_end = tl.minimum(k_begin + split_features, num_features)
+    if OVERLAP:  # it may begin a forward: see IS_OVERLAPPING
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     acc = gemm_tile(
         x_ptr, w_ptr, stride_xm, stride_wn, row_start, column_start, k_begin, k_end,
         num_rows, num_columns, BLOCK_M, BLOCK_N, BLOCK_K,
@@ -98,6 +109,8 @@ def linear_kernel(
     rows = row_start + tl.arange(0, BLOCK_M)
     columns = column_start + tl.arange(0, BLOCK_N)
     is_column = columns < num_columns
+    if SCALED:
+        acc = acc * tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0)[:, None]
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
         acc = acc + bias[None, :]
@@ -117,11 +130,15 @@ def reduce_parts_kernel(
     SPLIT_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Add the parts 0..S-1 of a row in that order, then the bias, and round once."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < num_columns
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     total = tl.load(partial_ptr + row * num_columns + columns, mask=mask, other=0.0)
     for part in tl.static_range(1, SPLIT_K):
         offset = (row + part * num_rows.to(tl.int64)) * num_columns
@@ -138,9 +155,15 @@ def launch_linear(
     bias_N: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
+    scale_M: torch.Tensor | None = None,
     config: GemmConfig | None = None,
+    overlap: bool | None = None,
 ) -> torch.Tensor:
-    """Launch `linear`; `config` replaces the pinned tile (heads, tests, tuning)."""
+    """Launch `linear`; `config` replaces the pinned tile (heads, tests, tuning).
+
+    `scale_M` is a float32 factor of each row's product (heads); `overlap` replaces the choice for
+    the architecture.
+    """
     num_rows, num_features = x_MK.shape
     num_columns = weight_NK.shape[0]
     assert weight_NK.shape[1] == num_features, "weight and rows disagree on K"
@@ -161,7 +184,8 @@ def launch_linear(
         chunk = max(largest, fitting // largest * largest)
     for start in range(0, num_rows, max(chunk, 1)):
         rows = slice(start, min(start + chunk, num_rows))
-        _launch_rows(x_MK[rows], weight_NK, bias_N, out[rows], config)
+        scale = None if scale_M is None else scale_M[rows]
+        _launch_rows(x_MK[rows], weight_NK, bias_N, scale, out[rows], config, overlap)
     return out
 
 
@@ -169,13 +193,17 @@ def _launch_rows(
     x_MK: torch.Tensor,
     weight_NK: torch.Tensor,
     bias_N: torch.Tensor | None,
+    scale_M: torch.Tensor | None,
     out_MN: torch.Tensor,
     config: GemmConfig,
+    overlap: bool | None,
 ) -> None:
     num_rows, num_features = x_MK.shape
     num_columns = weight_NK.shape[0]
     block_m = block_m_for(num_rows)
     is_split = config.split_k > 1
+    assert scale_M is None or not (is_split or bias_N is not None), "heads have one part, no bias"
+    is_overlapping, options = overlap_options(x_MK.device, overlap)
     target = out_MN
     if is_split:
         shape = (config.split_k, num_rows, num_columns)
@@ -189,6 +217,7 @@ def _launch_rows(
         x_MK,
         weight_NK,
         bias_N if bias_N is not None else weight_NK,
+        scale_M if scale_M is not None else weight_NK,
         target,
         num_rows,
         num_columns,
@@ -197,8 +226,11 @@ def _launch_rows(
         x_MK.stride(0),
         weight_NK.stride(0),
         **linear_constants(config, block_m, has_bias=bias_N is not None and not is_split),
+        SCALED=scale_M is not None,
+        OVERLAP=is_overlapping,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **options,
     )
     if is_split:
         reduce_parts_kernel[(num_rows, ceil_div(num_columns, REDUCE_BLOCK))](
@@ -210,7 +242,9 @@ def _launch_rows(
             SPLIT_K=config.split_k,
             HAS_BIAS=bias_N is not None,
             BLOCK=REDUCE_BLOCK,
+            OVERLAP=is_overlapping,
             num_warps=4,
+            **options,
         )
 
 

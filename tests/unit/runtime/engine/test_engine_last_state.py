@@ -99,7 +99,7 @@ def draft_kv_from_scratch(
                 aux_hidden_N=None,
                 views=(view,),
                 last_row=(num_positions - 1,),
-                final_hidden_NH=target.forward(batch, target_kv).hidden_ND,
+                final_hidden_NH=target.final_states(target.forward(batch, target_kv).hidden_ND),
             )
         )
     return draft_kv

@@ -150,6 +150,7 @@ class ScriptedDraft:
     """Drafts that a test wrote down."""
 
     aux_layer_ids: tuple[int, ...] = ()
+    needs_final_hidden = False
 
     def __init__(self) -> None:
         self.drafts_BG = torch.zeros((0, 0), dtype=torch.int64)

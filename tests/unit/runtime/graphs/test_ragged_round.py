@@ -54,6 +54,7 @@ class Scripted:
     """Drafts that a test wrote down; notes what it is shown."""
 
     aux_layer_ids = (0, 1)
+    needs_final_hidden = True
 
     def __init__(self) -> None:
         self.drafts_BG = torch.zeros((0, 0), dtype=torch.int64)
@@ -64,6 +65,7 @@ class Scripted:
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         assert states.aux_hidden_NA is not None
+        assert states.final_hidden_ND is not None
         last_B = states.last_rows_B
         self.seen.append(
             (

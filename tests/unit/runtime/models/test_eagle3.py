@@ -131,9 +131,16 @@ def test_norm_before_residual_changes_the_result(tmp_path: Path) -> None:
 
 
 def test_norm_output_changes_only_the_feedback(tmp_path: Path) -> None:
-    raw = _hidden(make_setup(tmp_path / "raw"))
-    normed = _hidden(make_setup(tmp_path / "normed", has_norm_output=True))
-    assert torch.equal(raw.head_input_NH, normed.head_input_NH)
+    setups = (
+        make_setup(tmp_path / "raw"),
+        make_setup(tmp_path / "normed", has_norm_output=True),
+    )
+    raw, normed = (_hidden(setup) for setup in setups)
+    logits = [
+        setup.draft.logits(hidden.head_input_NH)
+        for setup, hidden in zip(setups, (raw, normed), strict=True)
+    ]
+    assert _difference(*logits) < TOLERANCE
     assert torch.equal(normed.feedback_NH, normed.head_input_NH)
     assert _difference(raw.feedback_NH, normed.feedback_NH) > 0.1
 

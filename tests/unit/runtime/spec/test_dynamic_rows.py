@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.batch import PackedLayout, PreparedBatch, RoundRequests, RoundStates
-from runtime.kernels import head_argmax, head_logits
+from runtime.kernels import RowNorm, head_argmax, head_logits
 from runtime.spec.dynamic_rows import (
     NUM_SCORED,
     DynamicRows,
@@ -31,12 +31,14 @@ X = torch.randn(64, HIDDEN, generator=GENERATOR)
 class Reduced:
     head_RH: torch.Tensor
     draft_to_target_R: torch.Tensor
+    head_norm: RowNorm | None = None
 
     def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        return head_logits(head_input_MH, self.head_RH)
+        return head_logits(head_input_MH, self.head_RH, self.head_norm)
 
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        return self.draft_to_target_R[head_argmax(head_input_MH, self.head_RH)[0]]
+        best, _ = head_argmax(head_input_MH, self.head_RH, self.head_norm)
+        return self.draft_to_target_R[best]
 
 
 def make_rows(num_rows: int, *, rank: int = 0, ids: tuple[int, ...] = MAP) -> DynamicRows:

@@ -1,0 +1,74 @@
+"""Products that take in the norm of their rows under the interpreter; see `interpreted.py`."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import torch
+
+from runtime import kernels
+from runtime.kernels.cuda import head, head_rows, normed_rows
+from runtime.kernels.head import head_argmax_twin, head_logits_twin
+from runtime.kernels.norm import RowNorm, weigh_rows_twin
+from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
+
+DTYPES = [torch.float32, torch.float16]
+
+
+def norm_of(width: int, dtype: torch.dtype, *, seed: int = 4) -> RowNorm:
+    return RowNorm(weight_D=plain(width, seed=seed, dtype=dtype), eps=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weighing_rows(dtype: torch.dtype) -> None:
+    x = plain(3, 40, seed=1, dtype=dtype)
+    norm = norm_of(40, dtype)
+    weighted, scale = normed_rows.launch_weigh_rows(x, norm, block_k=16)
+    expected, expected_scale = weigh_rows_twin(x, norm)
+    assert same_bits(weighted, expected)
+    torch.testing.assert_close(scale[:, None], expected_scale, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_head_s_choice_has_the_bits_of_its_logits(dtype: torch.dtype) -> None:
+    """19 rows are weighed ahead of the tiles; 16 and fewer are normed by the tiles."""
+    x = plain(19, 40, seed=1, dtype=dtype)
+    weight = plain(70, 40, seed=2, dtype=dtype)
+    weight[[3, 41, 66]] = weight[[20, 20, 20]]  # ties within a tile and across tiles
+    norm = norm_of(40, dtype)
+    logits = head.launch_head_logits(x, weight, norm)
+    torch.testing.assert_close(logits, head_logits_twin(x, weight, norm), rtol=1e-5, atol=1e-5)
+    ids, best = head.launch_head_argmax(x, weight, norm)
+    assert same_bits(best, logits.amax(dim=1))
+    assert torch.equal(ids, head_argmax_twin(x, weight, norm)[0])
+    for count in (1, 16):
+        few_ids, few_best = head.launch_head_argmax(x[:count], weight, norm)
+        assert same_bits(few_best, best[:count])
+        assert torch.equal(few_ids, ids[:count])
+        assert same_bits(head.launch_head_logits(x[:count], weight, norm), logits[:count])
+    named = torch.arange(70).repeat(4, 1)
+    named_ids, named_best = head_rows.launch_head_rows_argmax(x[:4], weight, named, norm)
+    assert same_bits(named_best, best[:4])
+    assert torch.equal(named_ids, ids[:4])
+
+
+def test_rows_of_a_normed_head() -> None:
+    x = adversarial(20, 40, seed=1, dtype=torch.float32)
+    norm = norm_of(40, torch.float32)
+    weight = plain(40, 40, seed=2, dtype=torch.float32)
+    for launch in (head.launch_head_logits, head.launch_head_argmax):
+        op = functools.partial(launch, weight_VD=weight, norm=norm)
+        assert_rows_independent(op, (x,), (2, 16, 17, 20), seed=3)
+
+
+def test_a_normed_head_is_a_norm_and_a_head() -> None:
+    x = plain(5, 40, seed=1, dtype=torch.float32)
+    weight = plain(30, 40, seed=2, dtype=torch.float32)
+    norm = norm_of(40, torch.float32)
+    expected = kernels.rms_norm(x, norm.weight_D, norm.eps).double() @ weight.double().t()
+    for logits in (head.launch_head_logits(x, weight, norm), head_logits_twin(x, weight, norm)):
+        torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
