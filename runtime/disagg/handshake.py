@@ -25,6 +25,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     stage_layers: tuple[int, ...]
     tensor_parallel: int
+    is_draft_split: bool = True
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

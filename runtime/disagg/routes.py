@@ -18,6 +18,7 @@ def side_of(name: str, layout: Layout) -> Side:
         name=name,
         stage_layers=layout.stage_layers,
         tensor_parallel=layout.tensor_parallel,
+        is_draft_split=layout.is_draft_split,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from runtime.disagg.agreement import Agreement, Alone
 from runtime.disagg.early import EarlySender, Ready, mark
 from runtime.disagg.frames import (
     Abort,
@@ -29,6 +30,7 @@ from runtime.disagg.listen import Arrived, Left, PeerEvent
 from runtime.disagg.outbox import Route, Transfer
 from runtime.disagg.ports import DecodePort
 from runtime.engine.engine import Engine
+from runtime.engine.prefill_jobs import PrefillJob
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
 from runtime.kv import KVLayer
@@ -44,6 +46,21 @@ WAIT_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StagePool:
+    """The KV of a stage before the last one.
+
+    Args:
+        first_layer: of the target.
+        pool: its layers.
+        routes: as `routes` of `PrefillEngine`, for the rank that computes this stage.
+    """
+
+    first_layer: int
+    pool: tuple[KVLayer, ...]
+    routes: Callable[[Arrived], Route]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillParts:
     """What a prefill engine sends from.
 
@@ -53,6 +70,7 @@ class PrefillParts:
         num_pool_target_layers: the first ones of the pool: those of this stage.
         num_target_layers: of the whole target: the draft's are numbered after them.
         vocab_size: of the target.
+        stages: those before this one whose pools this process reaches.
     """
 
     proposer: Proposer
@@ -60,20 +78,7 @@ class PrefillParts:
     num_pool_target_layers: int
     num_target_layers: int
     vocab_size: int
-
-
-@dataclass(kw_only=True, slots=True)
-class _Job:
-    """A prompt that a decode server asked for.
-
-    Args:
-        answer: what is told once nothing is read or written any more; None: it is being computed.
-    """
-
-    peer: str
-    asked: Prefill
-    transfer: Transfer
-    answer: Prefilled | Failed | Released | None = None
+    stages: tuple[StagePool, ...] = ()
 
 
 class PrefillEngine:
@@ -89,6 +94,7 @@ class PrefillEngine:
         sender: EarlySender,
         first_proposal: FirstProposal,
         transfer_s: float,
+        agreement: Agreement | None = None,
         mark_end: Callable[[torch.device], Ready] = mark,
     ) -> None:
         """Start without requests.
@@ -102,6 +108,7 @@ class PrefillEngine:
             sender: whose thread writes.
             first_proposal: of requests in rejection mode.
             transfer_s: limit of a carrier's last wait.
+            agreement: with the other ranks of the stage, which run in step; None: there are none.
             mark_end: marks the end of what was launched; tests put slow kernels there.
         """
         self.engine = engine
@@ -111,11 +118,12 @@ class PrefillEngine:
         self._sender = sender
         self._first_proposal = first_proposal
         self._transfer_s = transfer_s
+        self._agreement = Alone() if agreement is None else agreement
         self._mark_end = mark_end
-        self._ways: dict[str, Route] = {}  # decode server -> way to it
+        self._ways: dict[str, tuple[Route, ...]] = {}  # decode server -> ways to it
         self._refused: dict[str, Diagnostic] = {}  # decode server -> why KV cannot reach it
         self._left: set[str] = set()  # decode servers whose links are still open
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, PrefillJob] = {}
         self.num_kv_bytes = 0
 
     @property
@@ -164,9 +172,9 @@ class PrefillEngine:
                     self._fail(delta)
                 elif delta.finish_reason is not None:
                     self._answer(delta.request_id, delta.ids_target, delta.logprobs)
-            self._send_draft()
+            self._send_rest()
         elif self._jobs and not self._port.has_news:
-            next(iter(self._jobs.values())).transfer.wait(WAIT_S)
+            next(iter(self._jobs.values())).transfers[0].wait(WAIT_S)
         self._settle()
         if self._left:
             self._close_ways()
@@ -183,7 +191,8 @@ class PrefillEngine:
     def _take(self, event: PeerEvent) -> None:
         if isinstance(event, Arrived):
             try:
-                self._ways[event.peer] = self._routes(event)
+                stages = (stage.routes(event) for stage in self._parts.stages)
+                self._ways[event.peer] = (self._routes(event), *stages)
             except DiagnosticError as error:
                 self._refused[event.peer] = error.diagnostics[0]
         elif isinstance(event, Left):
@@ -203,9 +212,9 @@ class PrefillEngine:
         in_use = {job.peer for job in self._jobs.values()}
         for peer in self._left - in_use:
             self._left.discard(peer)
-            way = self._ways.pop(peer, None)
-            for link in () if way is None else way.links.values():
-                link.close()
+            for way in self._ways.pop(peer, ()):
+                for link in way.links.values():
+                    link.close()
 
     def _begin(self, peer: str, asked: Prefill) -> None:
         size = self.engine.config.kv_block_size
@@ -226,14 +235,18 @@ class PrefillEngine:
             failed = Failed(request_id=asked.request_id, problem=error.diagnostics[0])
             self._port.send(peer, failed)
             return
-        transfer = Transfer(
-            self._ways[peer],
-            sender=self._sender,
-            pool=self._parts.pool,
-            first_block=asked.first_position // size,
-            destination_blocks=asked.blocks,
+        pools = (self._parts.pool, *(stage.pool for stage in self._parts.stages))
+        transfers = tuple(
+            Transfer(
+                way,
+                sender=self._sender,
+                pool=pool,
+                first_block=asked.first_position // size,
+                destination_blocks=asked.blocks,
+            )
+            for way, pool in zip(self._ways[peer], pools, strict=True)
         )
-        self._jobs[asked.request_id] = _Job(peer=peer, asked=asked, transfer=transfer)
+        self._jobs[asked.request_id] = PrefillJob(peer=peer, asked=asked, transfers=transfers)
 
     def _send_layer(self, layer: int, news: Sequence[SlotNews]) -> None:
         """Send the blocks of a target layer that a forward has completed."""
@@ -242,35 +255,45 @@ class PrefillEngine:
             request = self.engine.handover.in_slot(item.slot)
             self._send(layer, request, item.start + item.num_rows, ready)
 
-    def _send_draft(self) -> None:
-        """Send the blocks of the draft's layers that its last look at the prompts completed."""
-        first = self._parts.num_target_layers
-        num_draft_layers = self._num_draft_layers
-        if not num_draft_layers:
-            return
-        ready = self._mark_end(self.engine.config.device)
-        behind = max(0, self._parts.proposer.num_lookahead_tokens - 1)
+    def _send_rest(self) -> None:
+        """Send what a round made beside this stage's target layers, of prompts that go on."""
         for request_id, job in self._jobs.items():
             request = self.engine.find(request_id)
-            if job.answer is not None or request is None or request.placement is None:
-                continue
-            for layer in range(first, first + num_draft_layers):
-                self._send(layer, request, request.placed.num_computed_tokens - behind, ready)
+            if job.answer is None and request is not None and request.placement is not None:
+                self._send_draft(request)
+
+    def _send_draft(self, request: Request) -> None:
+        """Send the draft's layers and the stages before this one, as far as they are final."""
+        if not (self._num_draft_layers or self._parts.stages):
+            return
+        num_computed = request.placed.num_computed_tokens
+        ready = self._mark_end(self.engine.config.device)
+        is_whole = num_computed >= request.num_prompt_tokens
+        behind = 0 if is_whole else max(0, self._parts.proposer.num_lookahead_tokens - 1)
+        first = self._parts.num_target_layers
+        for layer in range(first, first + self._num_draft_layers):
+            self._send(layer, request, num_computed - behind, ready)
+        for index, stage in enumerate(self._parts.stages, start=1):
+            for layer in range(stage.first_layer, stage.first_layer + len(stage.pool)):
+                self._send(layer, request, num_computed, ready, part=index)
 
     @property
     def _num_draft_layers(self) -> int:
         return len(self._parts.pool) - self._parts.num_pool_target_layers
 
-    def _send(self, layer: int, request: Request, num_final: int, ready: Ready) -> None:
+    def _send(
+        self, layer: int, request: Request, num_final: int, ready: Ready, *, part: int = 0
+    ) -> None:
         job = self._jobs.get(request.request_id)
         if job is None or job.answer is not None:
             return
         is_whole = num_final >= request.num_prompt_tokens
         end = num_final // self.engine.config.kv_block_size
-        job.transfer.send(
+        transfer = job.transfers[part]
+        transfer.send(
             layer,
             request.placed.table.blocks,
-            end_block=job.transfer.end_block if is_whole else end,
+            end_block=transfer.end_block if is_whole else end,
             ready=ready,
         )
 
@@ -281,20 +304,18 @@ class PrefillEngine:
         job = self._jobs[request_id]
         request = self.engine.find(request_id)
         assert request is not None, f"{request_id} is parked"
-        first = self._parts.num_target_layers
-        ready = self._mark_end(self.engine.config.device)
-        for layer in range(first, first + self._num_draft_layers):
-            self._send(layer, request, request.num_prompt_tokens, ready)
+        self._send_draft(request)
         state = self._parts.proposer.export_slot(request.placed.slot)
         drafts, probs = self._first_drafts(request, job.asked.num_drafts)
-        assert not job.transfer.unsent, f"layers with blocks left: {job.transfer.unsent}"
+        unsent = [item.unsent for item in job.transfers if item.unsent]
+        assert not unsent, f"layers with blocks left: {unsent}"
         job.answer = Prefilled(
             request_id=request_id,
             committed_target=ids_target,
             state=[pack_tensor(name, value) for name, value in state.items()],
             draft_ids_target=drafts,
             draft_probs=probs,
-            num_kv_bytes=job.transfer.num_kv_bytes,
+            num_kv_bytes=sum(item.num_kv_bytes for item in job.transfers),
             num_cached_tokens=request.num_cached_tokens or 0,
             logprobs=logprobs,
         )
@@ -324,9 +345,9 @@ class PrefillEngine:
         job = self._jobs[delta.request_id]
         assert delta.error is not None, "a failure has a reason"
         job.answer = Failed(request_id=delta.request_id, problem=delta.error)
-        job.transfer.end(self._transfer_s)
+        job.end(self._transfer_s)
 
-    def _let_go(self, request_id: str, job: _Job) -> None:
+    def _let_go(self, request_id: str, job: PrefillJob) -> None:
         """Free the slot; blocks stay until the transfer is over."""
         request = self.engine.find(request_id)
         assert request is not None, f"{request_id} is in flight"
@@ -336,19 +357,17 @@ class PrefillEngine:
             self.engine.retire(request_id)
         else:
             self.engine.abort(request_id)
-        job.transfer.end(self._transfer_s)
+        job.end(self._transfer_s)
 
     def _settle(self) -> None:
         """Tell the outcome of transfers that are over, and free their blocks."""
-        over = [
-            (request_id, job)
-            for request_id, job in self._jobs.items()
-            if job.answer is not None and job.transfer.is_over
-        ]
-        for request_id, job in over:
+        mine = {name: job.problem for name, job in self._jobs.items() if job.is_over}
+        over = self._agreement.settle(tuple(self._jobs), mine)
+        for request_id, problem in over.items():
+            job = self._jobs[request_id]
             self.engine.handover.release(request_id)
             del self._jobs[request_id]
-            answer, problem = job.answer, job.transfer.problem
+            answer = job.answer
             assert answer is not None, "a transfer that is over has an answer"
             if problem is not None and isinstance(answer, Prefilled):
                 answer = Failed(request_id=request_id, problem=problem)
