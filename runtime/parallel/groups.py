@@ -193,7 +193,9 @@ class ProcessGroups:
             timeout=datetime.timedelta(seconds=self._peer_timeout_s),
             use_local_synchronization=True,
         )
-        return DistributedRanks(group)
+        return DistributedRanks(
+            group, wire=None if self.transport == "nccl" else torch.device("cpu")
+        )
 
     def control_ranks(self) -> Ranks:
         """Return the ranks of this process's stage for what the first of them is told.

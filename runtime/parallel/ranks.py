@@ -57,9 +57,16 @@ ONE_RANK = OneRank()
 class DistributedRanks:
     """Ranks that are processes of one torch.distributed group."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        """Stand for this process in `group`, whose ranks are in the order of sums."""
+    def __init__(self, group: dist.ProcessGroup, *, wire: torch.device | None = None) -> None:
+        """Stand for this process in `group`, whose ranks are in the order of sums.
+
+        Args:
+            group: of the ranks.
+            wire: where the group takes tensors from; None: where they are. Ranks that share a GPU
+                exchange over the CPU: copies move no bit.
+        """
         self._group = group
+        self._wire = wire
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
@@ -69,13 +76,14 @@ class DistributedRanks:
         Raises:
             DiagnosticError: SD855, a rank is gone or silent beyond the group's time limit.
         """
-        out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        sent = x.contiguous() if self._wire is None else x.contiguous().to(self._wire)
+        out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=sent.device)
         flat = out.flatten(0, 1) if x.dim() else out
         try:
-            _gather_into(flat, x.contiguous(), group=self._group)
+            _gather_into(flat, sent, group=self._group)
         except RuntimeError as error:
             raise DiagnosticError(lost_rank(str(error).partition("\n")[0])) from error
-        return out
+        return out.to(x.device)
 
 
 def lost_rank(found: str) -> Diagnostic:
