@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -13,17 +13,15 @@ from runtime.disagg.carriers import make_transport
 from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import Offer
 from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout, shared_facts
-from runtime.disagg.listen import Arrived, DecodePeers, listen_at
-from runtime.disagg.outbox import Route, pieces_of
+from runtime.disagg.listen import DecodePeers, listen_at
 from runtime.disagg.peers import PrefillPeers, parse_address
-from runtime.disagg.reshard import Side, plan_moves
+from runtime.disagg.routes import Routes
 from runtime.disagg.transport import Receiver, Transport
 from runtime.engine.caches import Caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.llm import LLM
 from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.kernels.gemm_table import gemm_table_digest
-from runtime.kv import KVLayer
 from runtime.server.role_metrics import DecodeCollector, PrefillCollector
 from runtime.server.role_settings import RoleOptions
 from specctl.contract.diagnostics import Diagnostic
@@ -61,7 +59,14 @@ class PrefillRole:
                 vocab_size=llm.config.target_vocab_size,
             ),
             port=self.peers,
-            routes=_Routes(transport, caches.pool.layers, caches.num_target_layers, self.peers),
+            routes=Routes(
+                transport,
+                layout=_layout(caches),
+                rank=0,
+                kv_heads=[layer.k.shape[1] for layer in caches.pool.layers],
+                pool=caches.pool.layers,
+                may_write=self.peers.may_write,
+            ),
             sender=self._sender,
             first_proposal=options.first_proposal,
             transfer_s=options.transfer_timeout_s,
@@ -185,7 +190,7 @@ def hello_of(llm: LLM, options: RoleOptions) -> Hello:
             kernels=kernels,
         )
         | {"peer_silence_s": f"{options.limits.silence_s:g}"},  # fences count on the other's
-        layout=Layout(stage_layers=(caches.num_target_layers,), tensor_parallel=1),
+        layout=_layout(caches),
         transport=options.transport,
     )
 
@@ -195,34 +200,8 @@ def _caches(llm: LLM) -> Caches:
     return llm.caches
 
 
-class _Routes:
-    """Makes the way to each decode server that arrives."""
-
-    def __init__(
-        self, transport: Transport, pool: Sequence[KVLayer], num_layers: int, peers: DecodePeers
-    ) -> None:
-        self._transport = transport
-        self._pool = tuple(pool)
-        self._side = Side(name="prefill", stage_layers=(num_layers,), tensor_parallel=1)
-        self._peers = peers
-
-    def __call__(self, arrived: Arrived) -> Route:
-        layout, addresses = arrived.theirs.layout, arrived.offer.addresses
-        decode = Side(
-            name="decode",
-            stage_layers=layout.stage_layers,
-            tensor_parallel=layout.tensor_parallel,
-        )
-        heads = [layer.k.shape[1] for layer in self._pool]
-        pieces = pieces_of(
-            plan_moves(self._side, decode, heads), rank=0, prefill=self._side, decode=decode
-        )
-        ranks = {piece.destination for parts in pieces.values() for piece in parts}
-        return Route(
-            pieces=pieces,
-            links={rank: self._transport.connect(addresses[rank], self._pool) for rank in ranks},
-            may_write=lambda: self._peers.may_write(arrived.peer),
-        )
+def _layout(caches: Caches) -> Layout:
+    return Layout(stage_layers=(caches.num_target_layers,), tensor_parallel=1)
 
 
 def _log_state(kind: str) -> Callable[[str, Diagnostic | None], None]:

@@ -241,8 +241,10 @@ def cluster(manifest: Path, directory: Path, *, silence_s: float) -> Iterator[Cl
         made.start()
         return made
 
-    serve = ("serve", str(manifest), "--device", "cpu", "--max-num-requests", "8")
-    serve = (*serve, "--num-kv-blocks", "256", "--peer-silence-s", str(silence_s))
+    serve = [
+        *("serve", str(manifest), "--device", "cpu", "--max-num-requests", "8"),
+        *("--num-kv-blocks", "256", "--peer-silence-s", str(silence_s)),
+    ]
     try:
         listens = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         prefill = [
