@@ -64,9 +64,11 @@ def _fixable(report: ValidateReport) -> _Lines:
 
 
 def _summary(report: ValidateReport) -> str:
+    has_any = report.num_errors or report.num_warnings or report.num_infos
     counts = counts_text(report.num_errors, report.num_warnings, report.num_infos)
+    state = counts if has_any else "clean"
     ignored = f", {report.num_ignored} ignored" if report.num_ignored else ""
-    return f"{count_text(len(report.results), 'source')}: {counts}{ignored}"
+    return f"{count_text(len(report.results), 'source')}: {state}{ignored}"
 
 
 def _headline(result: ValidateResult) -> str:

@@ -72,7 +72,7 @@ def test_the_hook_takes_files_of_checkpoints(name: str, is_wanted: bool) -> None
 
 def test_the_hook_on_fixtures() -> None:
     clean = hook(files_of(CLEAN, f"{CHECKPOINTS}/hf-llama-sharded"))
-    assert (clean.returncode, clean.stdout) == (0, "2 sources: none\n"), clean.stderr
+    assert (clean.returncode, clean.stdout) == (0, "2 sources: clean\n"), clean.stderr
     broken = hook(files_of(BROKEN, CLEAN))
     assert broken.returncode == 1
     lines = broken.stdout.splitlines()

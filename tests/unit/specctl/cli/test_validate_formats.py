@@ -229,4 +229,4 @@ def test_wrong_codes_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None
     err = capsys.readouterr().err
     assert err.startswith("error: invalid value for --ignore: there is no code `SD30`")
     assert app.run(["validate", WIDTH_MISMATCH, "--ignore", "anchor-width-mismatch"]) == 0
-    assert capsys.readouterr().out.endswith("1 source: none, 1 ignored\n")
+    assert capsys.readouterr().out.endswith("1 source: clean, 1 ignored\n")
