@@ -65,6 +65,12 @@ class Poisoned:
         self.round = round_
         self.shapes: list[RoundShape] = []
 
+    def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
+        return self.graphs.packed_row_counts(batch, num_drafts)
+
+    def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
+        return self.graphs.confidence(buffer, num_requests)
+
     def launch(self, shape: RoundShape, buffer: int) -> None:
         self.shapes.append(shape)
         poison_padding(self.round)
@@ -116,6 +122,44 @@ def test_poisoned_leftovers_shrinking_batches_and_context_edges(agreeing: World)
     assert min(accepted) > 0, "a draft that is never accepted at some depth shows nothing"
     assert {shape.context for shape in runners[0].shapes} == {32, 64, 128}
     assert {shape.batch for shape in runners[0].shapes} >= {1, 2, 4, 6}
+
+
+class SpoiltAfterWarmUp:
+    """Runs a round; what the first run of each shape left is overwritten before its capture."""
+
+    def __init__(self, round_: DeviceRound) -> None:
+        self.inner = round_
+        self.state = round_.state
+        self.has_confidence = round_.has_confidence
+        self._warm: set[RoundShape] = set()
+
+    def run(self, shape: RoundShape) -> None:
+        self.inner.run(shape)
+        if shape in self._warm:  # this was the capture
+            return
+        self._warm.add(shape)
+        state, entries = self.state, self.inner.draft._entries  # type: ignore[attr-defined]
+        real = slice(0, state.padding_slot)
+        for rows in (state.lengths_S, state.newest_ids_target_S, state.block_tables_ST):
+            rows[real] = 10**6
+        state.output_BX.fill_(-7)
+        state.confidence_BG.fill_(float("nan"))
+        entries._feedback_SH[real] = float("nan")
+        entries._head_input_SH[real] = float("nan")
+
+
+class CapturedAfterSpoiling(Poisoned):
+    def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
+        super().__init__(SpoiltAfterWarmUp(round_), config)  # type: ignore[arg-type]
+        self.round = round_
+
+
+def test_what_warm_up_left_reaches_no_answer(agreeing: World) -> None:
+    settings = {"proposer": "eagle3", "num_speculative_tokens": 4, "max_num_requests": 6}
+    eager, _ = make_llm(agreeing, is_eager=True, graphs="off", **settings)
+    captured, _ = make_llm(agreeing, make_runner=CapturedAfterSpoiling, **settings)
+    assert ids_of(captured.generate(REQUESTS)) == ids_of(eager.generate(REQUESTS))
+    assert captured.engine.stats().num_device_rounds > 0
 
 
 def test_replay_after_flush_and_beside_sampled_requests(world: World) -> None:

@@ -89,7 +89,7 @@ def with_leftovers(world: World, **settings: object) -> tuple[LLM, list[Leftover
 
 
 @pytest.mark.parametrize("max_num_requests", [1, 3, 5])
-def test_leftovers_of_other_requests_and_dry_runs_reach_no_answer(
+def test_leftovers_of_requests_and_dry_runs_reach_no_answer(
     agreeing: World, answers: dict[str, tuple[int, ...]], max_num_requests: int
 ) -> None:
     """C075, C081: batches shrink from long contexts to short ones, at every size around 1, 2, 4."""

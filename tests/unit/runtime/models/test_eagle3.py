@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,16 @@ def test_norm_before_residual_changes_the_result(tmp_path: Path) -> None:
     plain = make_setup(tmp_path / "plain")
     other = make_setup(tmp_path / "other", has_norm_before_residual=True)
     assert _difference(_logits(plain), _logits(other)) > 0.1
+
+
+def test_norm_before_fc_changes_the_result(tmp_path: Path) -> None:
+    """C023: the same weights with the flag off give other logits."""
+    setup = make_setup(tmp_path, has_norm_before_fc=True)
+    fusion = setup.draft.fusion
+    assert fusion.input_norm is not None
+    bare = replace(setup.draft, fusion=replace(fusion, input_norm=None))
+    without = replace(setup, draft=bare)
+    assert _difference(_logits(setup), _logits(without)) > 0.1
 
 
 def test_norm_output_changes_only_the_feedback(tmp_path: Path) -> None:
