@@ -53,7 +53,7 @@ class MergeTable:
         places = _slots_of(pairs, len(self.slots))
         found = self.slots[places]
         is_pair = found == pairs
-        ranks = np.where(is_pair, self.ranks[places], _NO_MERGE)
+        ranks: np.ndarray = np.where(is_pair, self.ranks[places], _NO_MERGE)
         open_ = np.flatnonzero(~is_pair & (found != _NO_PAIR))
         while len(open_):
             places[open_] = (places[open_] + np.uint64(1)) & np.uint64(len(self.slots) - 1)
@@ -66,7 +66,8 @@ class MergeTable:
 
 def _slots_of(pairs: np.ndarray, num_slots: int) -> np.ndarray:
     """Return the first place to look for each pair; `num_slots` is a power of two."""
-    return (pairs * _FACTOR) >> np.uint64(65 - num_slots.bit_length())
+    places: np.ndarray = (pairs * _FACTOR) >> np.uint64(65 - num_slots.bit_length())
+    return places
 
 
 def byte_chars() -> list[str]:
@@ -191,7 +192,10 @@ def _links(places: np.ndarray) -> np.ndarray:
 
 
 def _keys(ranks: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    return np.where(ranks == _NO_MERGE, _NO_MERGE, (ranks << _POSITION_BITS) | positions)
+    keys: np.ndarray = np.where(
+        ranks == _NO_MERGE, _NO_MERGE, (ranks << _POSITION_BITS) | positions
+    )
+    return keys
 
 
 def _run(

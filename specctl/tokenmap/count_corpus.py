@@ -318,9 +318,9 @@ def _balanced(
             return totals
         if totals.lowest == totals.highest and not changed.is_by_paragraph:
             changed = replace(changed, is_by_paragraph=True)
-        elif totals.lowest == totals.highest:
-            return totals
         elif totals.num_held_out == 0:
+            if totals.lowest == totals.highest:  # one text: it is counted
+                return totals
             changed = replace(changed, moved_in=totals.lowest)
         else:
             changed = replace(changed, moved_out=totals.highest)

@@ -6,7 +6,6 @@ on storage that every node and the caller see. *Source:* Ray's `ray.data` docume
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +52,3 @@ def run_on_ray(job: Job, tasks: Sequence[Task], options: CountOptions) -> Iterat
     finally:
         if is_ours:
             ray.shutdown()
-
-
-def default_address() -> str | None:
-    """Return the cluster that the environment names, None: none."""
-    return os.environ.get("RAY_ADDRESS")

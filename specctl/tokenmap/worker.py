@@ -104,8 +104,9 @@ class TaskRun:
             group = Group(side="counted", domain=file.domain, language="")
             for piece in self._pieces(file, task):
                 if isinstance(piece, Defect):
-                    num, first = self._defects.get(piece.kind, (0, piece.where))
-                    self._defects[piece.kind] = (num + 1, first)
+                    kind = f"{piece.kind}; the text before it is counted" if digests else piece.kind
+                    num, first = self._defects.get(kind, (0, piece.where))
+                    self._defects[kind] = (num + 1, first)
                     continue
                 digest = hashlib.sha256(piece.data).digest()
                 if piece.is_first:

@@ -101,7 +101,7 @@ def test_units_of_one_pre_token_have_the_ids_of_the_tokenizer(name: str, words: 
         assert flat[start : start + length].tolist() == wanted, text
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, object]] = {
     "ignore_merges": {"ignore_merges": True},
     "prefix": {"continuing_subword_prefix": "##"},
     "suffix": {"end_of_word_suffix": "</w>"},
@@ -113,7 +113,11 @@ REFUSED = {
 def test_other_rules_are_left_to_the_package(case: str) -> None:
     from specctl.tokenmap.byte_pairs import merge_table
 
-    model = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], **REFUSED[case]}
+    model: dict[str, object] = {
+        "vocab": {"a": 0, "b": 1, "ab": 2},
+        "merges": [["a", "b"]],
+        **REFUSED[case],
+    }
     assert merge_table(json.dumps({"model": model})) is None
 
 

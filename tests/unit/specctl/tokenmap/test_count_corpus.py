@@ -199,6 +199,21 @@ def test_a_bad_part_is_a_counted_warning(
     assert name in result.diagnostics[0].where
 
 
+@needs_arrow
+def test_what_comes_before_a_damaged_place_is_counted_and_said_to_be(
+    corpus: Path, tokenizer: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run(corpus, tokenizer)
+    monkeypatch.setattr(readers, "PIECE_BYTES", 100)
+    text = "some words of text " * 50
+    (corpus / "prose" / "cut.txt").write_bytes(text.encode() + b"\xff")
+    result = run(corpus, tokenizer)
+    wanted = "1 x text that is not UTF-8; the text before it is counted"
+    assert result.diagnostics[0].notes[0].startswith(wanted)
+    sizes = [sum(r.artefact.table(side).num_documents for side in SIDES) for r in (before, result)]
+    assert sizes[1] == sizes[0] + 1
+
+
 def test_a_corpus_of_blank_files_is_refused(tmp_path: Path, tokenizer: LoadedTokenizer) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.txt").write_text(" \n\n")
@@ -244,8 +259,8 @@ def test_text_around_an_added_token_is_encoded_as_it_stands(name: str, parts: li
     pieces = [*plan.whole_if, "the dogs run", " then", " it. 12", " ", "  \n", "dog", "\u00e9 "]
     text = "".join(pieces[i % len(pieces)] for i in parts)
     job = Job(
-        tokenizer=Path("x"), plan=plan, reading=readers.Reading(), held_below=0, directory="."
-    )  # type: ignore[arg-type]
+        tokenizer=Path("x"), plan=plan, reading=readers.Reading(), held_below=0, directory=Path()
+    )
     cut = [(data.decode(), whole) for data, whole in TaskRun(job)._parts(text.encode())]
     assert "".join(data for data, _ in cut) == text
     assert not any(mark in data for data, whole in cut if not whole for mark in plan.whole_if)
