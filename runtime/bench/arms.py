@@ -21,8 +21,9 @@ from runtime.config import (
 )
 from runtime.engine.costs import CostPlace, cost_path
 from runtime.engine.llm import LLM, build_engine, invariance_problems
+from runtime.engine.staged import load_staged
 from runtime.engine.text import load_tokenizer
-from runtime.loading import LoadedModels, load_models
+from runtime.loading import LoadedModels
 from runtime.spec.forced import ForcedLengths
 from runtime.spec.oracle import OracleScript, ScriptKey
 from specctl.contract.codec import load_manifest, resolve_source
@@ -72,17 +73,13 @@ def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchS
         facts, forced = force_anchor(load_manifest(manifest), overrides)
         directory = manifest.parent
     config = resolve_config(facts, overrides)
+    _check_stages(config, settings)
     _check_settings(config, settings)
     if settings.shape is not None:
         models = random_models(facts, device=config.device, dtype=config.dtype, seed=settings.seed)
     else:
-        models = load_models(
-            facts,
-            directory,
-            device=config.device,
-            dtype=config.dtype,
-            with_draft=config.proposer in DRAFT_PROPOSERS,
-        )
+        assert manifest is not None, "a benchmark has a manifest or a shape"
+        models = load_staged(manifest, facts, config).models
     found = forced + config.diagnostics + models.diagnostics + invariance_problems(models, config)
     if has_errors(found):
         raise DiagnosticError(found)
@@ -99,6 +96,34 @@ def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchS
         else None,
         diagnostics=found,
     )
+
+
+def _check_stages(config: RuntimeConfig, settings: BenchSettings) -> None:
+    """Refuse what is not measured over stages.
+
+    Raises:
+        DiagnosticError: SD832.
+    """
+    if config.stage_mode == "whole":
+        return
+    wrong = None
+    if config.stage_mode == "processes":
+        wrong = "arms and steps of a benchmark share one process", "`--pp` with one rank a stage"
+    elif settings.shape is not None:
+        wrong = "random weights of a shape are not split", "a manifest"
+    elif settings.contract == "off":
+        wrong = "the arm without the contract has one stage", "`--contract on`"
+    if wrong is not None:
+        message, expected = wrong
+        raise DiagnosticError(
+            diagnose(
+                "SD832",
+                where="--pp",
+                message=f"`pipeline_parallel` is {config.pipeline_parallel}: {message}",
+                expected=expected,
+                found=config.stage_mode,
+            )
+        )
 
 
 def arm_names(loaded: Loaded, settings: BenchSettings) -> tuple[ArmName, ...]:

@@ -20,12 +20,16 @@ from specctl.cli.shared_options import (
     Graphs,
     Json,
     LengthModeOption,
+    LoadFormat,
     NumSpeculativeTokens,
+    PipelineParallel,
     Proposer,
     Seed,
+    StageLayers,
     Temperature,
     Verification,
     parse_draft_counts,
+    parse_stage_layers,
 )
 
 if TYPE_CHECKING:
@@ -133,6 +137,9 @@ def bench(
     length_mode: LengthModeOption = None,
     cost_table: CostTable = None,
     proposer: Proposer = None,
+    pipeline_parallel: PipelineParallel = None,
+    stage_layers: StageLayers = None,
+    load_format: LoadFormat = None,
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
@@ -209,6 +216,10 @@ def bench(
     )
     drafts = parse_draft_counts(num_speculative_tokens, length_mode)
     engine = main.EngineOptions(
+        pipeline_parallel=pipeline_parallel,
+        stage_layers=parse_stage_layers(stage_layers),
+        stages_in_process=None if pipeline_parallel in (None, 1) else True,
+        load_format=load_format,
         device=device,
         dtype=dtype,
         graphs=None if graphs is None else graphs.value,
