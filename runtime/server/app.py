@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -47,6 +48,7 @@ class Services:
         info: makes the document of `/info`.
         verification: mode under which sampled drafts are accepted.
         role: the half of the work that this server does; None: all of it.
+        collectors: of further metrics.
     """
 
     front: Front
@@ -55,6 +57,7 @@ class Services:
     verification: str
     proposer: str
     role: Role | None = None
+    collectors: tuple[Collector, ...] = ()
 
 
 def make_app(services: Services) -> FastAPI:
@@ -89,6 +92,8 @@ def _add_operations(app: FastAPI, services: Services) -> None:
             model=services.served.name,
         )
     )
+    for collector in services.collectors:
+        registry.register(collector)
     if services.role is not None:
         registry.register(services.role.collector())
 

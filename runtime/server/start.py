@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
-from runtime.engine.staged import stages_text
+from runtime.engine.staged import stages_of, stages_text
 from runtime.engine.text import TemplateRenderer
 from runtime.server.app import Services
 from runtime.server.front import Front
@@ -21,6 +21,7 @@ from runtime.server.role_settings import RoleOptions
 from runtime.server.roles import DecodeRole, PrefillRole, make_role, transport_of
 from runtime.server.run import check_address, serve_http
 from runtime.server.settings import ServeOptions, settle
+from runtime.server.stage_metrics import StageCollector
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import Diagnostic
 
@@ -46,7 +47,7 @@ def serve_manifest(
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
-    transport = None if options.role is None else transport_of(options.role)
+    transport = None if options.role is None else transport_of(options.role, overrides)
     logger.info("loading %s", path)
     with closing(
         LLM.from_manifest(
@@ -111,6 +112,7 @@ def make_services(
 ) -> Services:
     """Join an engine to what the routes use; the chat template is loaded now, not at first use."""
     config, manifest = llm.config, llm.manifest
+    stages = stages_of(manifest, config)
     chat = TemplateRenderer(target_dir)
     chat.warm()
     served = ServedModel(
@@ -135,4 +137,7 @@ def make_services(
         verification=config.verification,
         proposer=config.proposer,
         role=role,
+        collectors=()
+        if len(stages) == 1
+        else (StageCollector(stages, problem=lambda: llm.problem),),
     )

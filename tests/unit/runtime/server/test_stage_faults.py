@@ -1,0 +1,106 @@
+"""A pipeline that has ended: requests get its code, and the server says so from then on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from runtime.engine.request import RequestDelta, RequestInput
+from runtime.server.errors import http_status
+from runtime.server.front import Front
+from runtime.server.loop import EngineLoop
+from runtime.server.metrics import metrics_text
+from runtime.server.stage_metrics import StageCollector
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.stage_split import Stage
+from tests.unit.runtime.server.scripted_engine import ScriptedEngine
+
+LOST = diagnose("SD855", where="pipeline", message="a neighbouring stage is gone or silent")
+
+
+@dataclass
+class Line:
+    """What the stages before the last one have come to."""
+
+    problem: Diagnostic | None = None
+
+
+class BrokenEngine(ScriptedEngine):
+    """Loses a stage in its first step."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+
+    def step(self) -> tuple[RequestDelta, ...]:
+        self._line.problem = LOST
+        raise DiagnosticError(LOST)
+
+
+def request(name: str) -> RequestInput:
+    return RequestInput(request_id=name, prompt_ids_target=(5,), max_tokens=4)
+
+
+def test_a_lost_stage_ends_requests_with_its_code_and_refuses_the_next() -> None:
+    line = Line()
+    loop = EngineLoop(BrokenEngine(line), fault=lambda: line.problem)
+    front = Front(loop, max_num_requests=2, max_queue=2)
+    loop.start()
+    try:
+
+        async def talk() -> RequestDelta:
+            subscription = front.submit([request("a")])
+            delta = await asyncio.wait_for(subscription.next(), 20)
+            subscription.close()
+            with pytest.raises(DiagnosticError) as caught:
+                front.submit([request("b")])
+            assert caught.value.diagnostics == (LOST,)
+            return delta
+
+        delta = asyncio.run(talk())
+    finally:
+        loop.stop(20)
+    assert (delta.finish_reason, delta.error) == ("error", LOST)
+    assert http_status(LOST) == 503
+    assert front.outcomes["rejected"] == 1
+
+
+def test_metrics_of_stages() -> None:
+    line = Line()
+    stages = [
+        Stage(
+            index=index,
+            first_layer=2 * index,
+            num_layers=2,
+            has_embedding=index == 0,
+            has_head=index == 1,
+            draft_embedding="checkpoint" if index else None,
+            target_bytes=100,
+            draft_bytes=7 * index,
+        )
+        for index in range(2)
+    ]
+    registry = CollectorRegistry()
+    registry.register(StageCollector(stages, problem=lambda: line.problem))
+
+    def scrape() -> dict[str, float]:
+        text = metrics_text(registry).decode()
+        return {
+            sample.name + "".join(sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    assert scrape() == {
+        "specctl_stage_layers0": 2,
+        "specctl_stage_layers1": 2,
+        "specctl_stage_weight_bytes0": 100,
+        "specctl_stage_weight_bytes1": 107,
+        "specctl_pipeline_up": 1,
+    }
+    line.problem = LOST
+    assert scrape()["specctl_pipeline_up"] == 0
