@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from docs._formats import formats_page  # noqa: E402
+from docs._handover import handover_page  # noqa: E402
 from docs._registry import engines_page  # noqa: E402
 from docs._served import served_page  # noqa: E402
 from docs._server import server_page  # noqa: E402
@@ -60,6 +61,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "engines.md": lambda: engines_page(NOTICE, table),
         "served.md": lambda: served_page(NOTICE, table),
         "server.md": lambda: server_page(NOTICE, table),
+        "handover.md": lambda: handover_page(NOTICE, table),
         "../index.md": index_page,
         "schemas/manifest.schema.json": lambda: as_json(manifest_json_schema()),
         "schemas/inspect.schema.json": lambda: as_json(json_schema(InspectReport)),

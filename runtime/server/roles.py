@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.config import Overrides
 from runtime.disagg.carriers import make_transport
 from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import Offer
@@ -24,7 +25,7 @@ from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.kernels.gemm_table import gemm_table_digest
 from runtime.server.role_metrics import DecodeCollector, PrefillCollector
 from runtime.server.role_settings import RoleOptions
-from specctl.contract.diagnostics import Diagnostic
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class PrefillRole:
             limits=options.limits,
             on_state=_log_state("decode"),
         )
-        self._sender = EarlySender()
+        self._sender = EarlySender(llm.config.device)
         self.engine = PrefillEngine(
             llm.local_engine,
             PrefillParts(
@@ -155,12 +156,23 @@ def make_role(llm: LLM, options: RoleOptions, transport: Transport) -> PrefillRo
     return (PrefillRole if options.role == "prefill" else DecodeRole)(llm, options, transport)
 
 
-def transport_of(options: RoleOptions) -> Transport:
+def transport_of(options: RoleOptions, overrides: Overrides) -> Transport:
     """Start what carries KV.
 
     Raises:
-        DiagnosticError: SD863.
+        DiagnosticError: SD863; SD869, the server would be spread over several ranks.
     """
+    num_ranks = (overrides.pipeline_parallel or 1) * (overrides.tensor_parallel or 1)
+    if num_ranks > 1:
+        raise DiagnosticError(
+            diagnose(
+                "SD869",
+                where="--role",
+                message=f"a {options.role} server runs in one process",
+                expected="one stage of one rank",
+                found=f"{num_ranks} ranks",
+            )
+        )
     return make_transport(options.transport, host=options.transport_host)
 
 

@@ -96,4 +96,15 @@ CODES: tuple[Code, ...] = (
         why="A prefill server computes prompts for decode servers, which answer clients.",
         fix="Send requests to a decode server or to the router",
     ),
+    Code(
+        code="SD869",
+        slug="role-over-several-ranks",
+        severity="error",
+        summary="A prefill or decode server is to be spread over several processes.",
+        why=(
+            "`serve` joins a role to the connections of one process. A pool that other ranks hold "
+            "would never be offered, and its KV never sent."
+        ),
+        fix="Leave `--pp` and `--tp` out with `--role`, and add servers of that role instead",
+    ),
 )

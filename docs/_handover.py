@@ -1,0 +1,84 @@
+"""docs/reference/handover.md: frames between decode and prefill servers, and their time limits."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+
+from runtime.disagg.handshake import PROTOCOL_VERSION
+from runtime.disagg.limits import BEATS_PER_SILENCE, Limits
+
+# Read and not imported: frames carry tensors, and this page needs no torch.
+FRAMES = (Path(__file__).parent.parent / "runtime" / "disagg" / "frames.py").read_text("utf-8")
+Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
+
+INTRO = f"""
+The decode server dials the prefill server over TCP. Each frame is four bytes of length, most
+significant first, then a msgpack map; `type` names the kind. KV does not travel here: the prefill
+server writes it into the decode server's memory through the transport.
+
+Version {PROTOCOL_VERSION} of the protocol. Order on a connection: `hello` from both, `offer`
+from the decode side, then any number of prompts. Either side refuses the other with SD860 when a
+fact differs, and prints what both said. Facts are compared in the order of the `hello`: protocol,
+transport, then those of the model, the draft, the kernels and the settings; layouts may differ.
+
+For each `prefill` the prefill side answers with one of `prefilled`, `failed` or, after an `abort`,
+`released`. After any of the three it writes nothing more for that request, and the decode server's
+blocks are free to be used again.
+"""
+
+LOST = f"""
+## Time limits
+
+Both sides send a `beat` {BEATS_PER_SILENCE} times in `silence_s` when they have nothing else to
+say. A connection that ends, or on which nothing comes for `silence_s`, is lost. The blocks of its
+requests stay untouched for `fence_s`, and for `silence_s` more where the peer may live on (it fell
+silent, or did not acknowledge an abort): a prefill server that hears nothing for `silence_s` stops
+writing by itself. Then the request is asked of another peer. `silence_s` is part of the handshake.
+
+What this does not cover: a machine between the two that ends a connection with a reset while the
+prefill server goes on writing past `fence_s`, and a prefill server that is suspended in the middle
+of one write and resumed after the fence.
+"""
+
+
+def handover_page(notice: str, table: Table) -> str:
+    """Return the page."""
+    lines = ["# Frames between decode and prefill servers", "", notice, "", INTRO.strip(), ""]
+    for kind in _kinds():
+        lines += [f"## `{_tag(kind)}`", "", _summary(kind), ""]
+        rows = [(f"`{name}`", f"`{text}`") for name, text in _annotations(kind)]
+        lines += [*table(("field", "type"), rows), ""] if rows else []
+    lines += [*LOST.strip().splitlines(), ""]
+    defaults = Limits()
+    lines += table(
+        ("limit", "default"),
+        ((f"`{item.name}`", f"{getattr(defaults, item.name):g}") for item in fields(Limits)),
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _kinds() -> list[ast.ClassDef]:
+    """Return the classes that have a tag: frames, in the order of the module."""
+    classes = [node for node in ast.parse(FRAMES).body if isinstance(node, ast.ClassDef)]
+    return [node for node in classes if _tag(node)]
+
+
+def _tag(kind: ast.ClassDef) -> str:
+    tags = [word.value for word in kind.keywords if word.arg == "tag"]
+    return str(ast.literal_eval(tags[0])) if tags else ""
+
+
+def _summary(kind: ast.ClassDef) -> str:
+    return " ".join((ast.get_docstring(kind) or "").partition("\n\n")[0].split())
+
+
+def _annotations(kind: ast.ClassDef) -> list[tuple[str, str]]:
+    """Return fields and their types as they are written."""
+    return [
+        (ast.unparse(node.target), ast.unparse(node.annotation).replace("|", "or"))
+        for node in kind.body
+        if isinstance(node, ast.AnnAssign)
+    ]

@@ -1,0 +1,73 @@
+"""What a role server is refused at its start, and how it says what it is missing."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from runtime.config import Overrides
+from runtime.disagg.limits import Limits
+from runtime.server.role_settings import RoleOptions
+from runtime.server.roles import transport_of
+from specctl.cli.role_options import RoleFlags, ServeRole, check_role
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+
+
+def refusal(options: RoleOptions, overrides: Overrides) -> Diagnostic:
+    with pytest.raises(DiagnosticError) as caught:
+        transport_of(options, overrides)
+    return caught.value.diagnostics[0]
+
+
+@pytest.mark.parametrize(("pp", "tp", "found"), [(2, None, "2 ranks"), (2, 3, "6 ranks")])
+def test_a_role_over_several_ranks_is_refused(pp: int, tp: int | None, found: str) -> None:
+    overrides = Overrides(pipeline_parallel=pp, tensor_parallel=tp)
+    problem = refusal(RoleOptions(role="decode"), overrides)
+    assert (problem.code, problem.found) == ("SD869", found)
+
+
+def test_memory_joins_no_processes() -> None:
+    problem = refusal(RoleOptions(role="decode", transport="memory"), Overrides())
+    assert problem.code == "SD863"
+    assert "--transport shared" in (problem.help or "")
+
+
+@pytest.mark.parametrize("name", ["nixl", "mooncake"])
+def test_a_missing_package_is_named_with_its_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(module: str) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    problem = refusal(RoleOptions(role="prefill", transport=name), Overrides())
+    assert problem.code == "SD863"
+    assert f"pip install 'specctl[{name}]'" in (problem.help or "")
+
+
+def flags(**given: object) -> RoleFlags:
+    names = RoleFlags.__dataclass_fields__
+    return RoleFlags(**(dict.fromkeys(names) | given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        (flags(peer="a:1"), "--peer"),
+        (flags(role=ServeRole.both, transport="nixl"), "--transport"),
+        (flags(role=ServeRole.prefill), "--listen"),
+        (flags(role=ServeRole.prefill, listen="a:1", peer="b:1"), "--peer"),
+        (flags(role=ServeRole.decode), "--peer"),
+        (flags(role=ServeRole.decode, peer="a:1", listen="b:1"), "--listen"),
+    ],
+)
+def test_options_that_miss_or_do_nothing_are_wrong_usage(given: RoleFlags, option: str) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        check_role(given)
+    assert caught.value.param_hint == option
+
+
+def test_a_peer_that_may_write_is_fenced_for_its_own_silence_too() -> None:
+    limits = Limits(silence_s=8, fence_s=1)
+    assert limits.fence_after(may_write=False) == 1
+    assert limits.fence_after(may_write=True) == 9
