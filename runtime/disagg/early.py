@@ -87,8 +87,14 @@ class EarlySender:
     its outcome says why.
     """
 
-    def __init__(self) -> None:
-        """Start the thread."""
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Start the thread.
+
+        Args:
+            device: of the pool that is read. On CUDA, copies of a carrier that launches some run in
+                a stream of their own, not behind the layers that come after.
+        """
+        self._device = device
         self._items: queue.SimpleQueue[_Part | _End | None] = queue.SimpleQueue()
         self._failed: dict[int, Diagnostic] = {}
         self._thread = threading.Thread(target=self._serve, name="kv-sender", daemon=True)
@@ -123,6 +129,14 @@ class EarlySender:
 
     @torch.inference_mode()  # pools may have been mapped within it, and mode is of a thread
     def _serve(self) -> None:
+        if self._device is None or self._device.type != "cuda":
+            self._work()
+            return
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            self._work()
+
+    def _work(self) -> None:
         while (item := self._items.get()) is not None:
             if isinstance(item, _Part):
                 self._write(item)

@@ -98,9 +98,11 @@ class DecodeEngine:
         """Take in what came, ask for prefills, run one round."""
         deltas = self._receive()
         self._ask()
+        num_steps = self.engine.num_steps
         if self.engine.is_runnable:
-            return (*deltas, *self.engine.step())
-        if not deltas and (self._rooms or self._held):
+            deltas += self.engine.step()
+        is_waiting = self.engine.num_steps == num_steps and not deltas
+        if is_waiting and (self._rooms or self._held):
             self._port.wait(WAIT_S)
         return tuple(deltas)
 

@@ -118,6 +118,11 @@ class Engine:
         return self._scheduler.has_runnable
 
     @property
+    def num_steps(self) -> int:
+        """Rounds that were run since the counters were cleared."""
+        return self._counter.tally.num_steps
+
+    @property
     def slot_state(self) -> tuple[SlotTensor, ...]:
         """What the proposer keeps of a request beside KV."""
         return self._proposer.slot_state

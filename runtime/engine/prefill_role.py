@@ -166,6 +166,7 @@ class PrefillEngine:
         """Take in what came, compute, tell outcomes; no client gets a delta."""
         for event in self._port.poll():
             self._take(event)
+        num_steps = self.engine.num_steps
         if self.engine.is_runnable:
             for delta in self.engine.step(self._send_layer):
                 if delta.error is not None:
@@ -173,8 +174,8 @@ class PrefillEngine:
                 elif delta.finish_reason is not None:
                     self._answer(delta.request_id, delta.ids_target, delta.logprobs)
             self._send_rest()
-        elif self._jobs and not self._port.has_news:
-            next(iter(self._jobs.values())).transfers[0].wait(WAIT_S)
+        if self.engine.num_steps == num_steps and self._jobs and not self._port.has_news:
+            self._wait()
         self._settle()
         if self._left:
             self._close_ways()
@@ -187,6 +188,14 @@ class PrefillEngine:
     def flush_cache(self) -> None:
         """Clear logical state: prefix index and counters."""
         self.engine.flush_cache()
+
+    def _wait(self) -> None:
+        """Wait a little for a transfer that can end, or for news."""
+        ending = next((job for job in self._jobs.values() if job.answer is not None), None)
+        if ending is None:
+            self._port.wait(WAIT_S)
+        else:
+            ending.transfers[0].wait(WAIT_S)
 
     def _take(self, event: PeerEvent) -> None:
         if isinstance(event, Arrived):
