@@ -23,7 +23,7 @@ from runtime.engine.caches import Caches, make_caches
 from runtime.engine.costs import CostPlace, TimedParts, cost_path, engine_costs
 from runtime.engine.device_rounds import MakeRunner, make_device_rounds, round_menu
 from runtime.engine.engine import Engine
-from runtime.engine.lockstep import EngineOrder, LockstepLeader
+from runtime.engine.lockstep import EngineOrder, LockstepLeader, local_engine
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.staged import StagedModels, load_staged
@@ -36,13 +36,7 @@ from runtime.spec.forced import ForcedLengths
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import TokenLogprobs
 from specctl.contract.codec import load_manifest, resolve_source
-from specctl.contract.diagnostics import (
-    Diagnostic,
-    DiagnosticError,
-    Severity,
-    diagnose,
-    has_errors,
-)
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
 from specctl.contract.manifest import Manifest
 
 
@@ -268,18 +262,7 @@ class LLM:
         Raises:
             DiagnosticError: SD832, other tensor-parallel ranks run in step with it.
         """
-        if isinstance(self.engine, Engine):
-            return self.engine
-        size = self.config.tensor_parallel
-        raise DiagnosticError(
-            diagnose(
-                "SD832",
-                where="--tp",
-                message=f"a prefill or decode server of {size} tensor-parallel ranks cannot run",
-                expected="`--tp 1` beside `--role`",
-                found=size,
-            )
-        )
+        return local_engine(self.engine, self.config)
 
     @property
     def problem(self) -> Diagnostic | None:

@@ -254,6 +254,26 @@ class LockstepLeader:
         self._journal.exchange(_Kind.CLOSE, self._number)
 
 
+def local_engine(engine: Engine | LockstepLeader, config: RuntimeConfig) -> Engine:
+    """Return an engine that is one process's alone.
+
+    Raises:
+        DiagnosticError: SD832, other tensor-parallel ranks run in step with it.
+    """
+    if isinstance(engine, Engine):
+        return engine
+    size = config.tensor_parallel
+    raise DiagnosticError(
+        diagnose(
+            "SD832",
+            where="--tp",
+            message=f"a prefill or decode server of {size} tensor-parallel ranks cannot run",
+            expected="`--tp 1` beside `--role`",
+            found=size,
+        )
+    )
+
+
 def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
     """Run engines in step with the first rank's until that one ends.
 
