@@ -19,7 +19,7 @@ import torch
 from tune_gemm import microseconds
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import Stream, rms_norm
+from runtime.kernels import RowNorm, Stream
 from runtime.kernels.aot_cases import MODELS, ModelShapes
 from runtime.kernels.cuda import accept, attention, device, fused_linear, head, round, stream
 from runtime.kv import KVLayer
@@ -104,12 +104,10 @@ class Step:
                 )
             if "down" not in skipped:
                 made = self.add(gated, layer.down, layer, made)
-        hidden = made.residual_MD
-        if "norm" not in skipped:
-            hidden = rms_norm(hidden, self.norm, _EPS)
         chosen = ids
         if "head" not in skipped:
-            chosen, _ = head.launch_head_argmax(hidden, self.embedding)
+            own = RowNorm(weight_D=self.norm, eps=_EPS)
+            chosen, _ = head.launch_head_argmax(made.residual_MD, self.embedding, own)
         choices = chosen.view(self.num_requests, self.width)
         num_accepted, _ = accept.launch_accept(choices[:, 1:], choices, self.num_drafts)
         round.launch_commit_round(
@@ -210,9 +208,8 @@ def profile(step: Step, *, is_compiling: bool) -> str:
         for name in _KERNELS:
             less = microseconds(_without(step, name))
             parts.append(f"{name} {(whole - less) / num_layers:.2f}")
-        for name in ("norm", "head"):
-            parts.append(f"{name} {whole - microseconds(_without(step, name)):.2f}")
-        parts.append(f"ends {microseconds(_without(step, *_KERNELS, 'norm', 'head')):.2f}")
+        parts.append(f"head {whole - microseconds(_without(step, 'head')):.2f}")
+        parts.append(f"ends {microseconds(_without(step, *_KERNELS, 'head')):.2f}")
         label = "overlap" if is_overlapping else "plain  "
         figures.append(f"  {label} " + "  ".join(parts))
     return "\n".join(figures)

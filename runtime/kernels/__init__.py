@@ -11,6 +11,7 @@ from runtime.kernels.embedding import embed
 from runtime.kernels.fused_linear import interleave, residual_linear, scaled_linear
 from runtime.kernels.head import head_argmax, head_logits
 from runtime.kernels.head_rows import head_rows_argmax
+from runtime.kernels.joined_linear import RowHalf, joined_linear
 from runtime.kernels.kv_write import write_kv
 from runtime.kernels.linear import linear
 from runtime.kernels.norm import HeadNorms, RowNorm, head_rms_norm, rms_norm
@@ -24,6 +25,7 @@ from runtime.kernels.stream import Stream, embed_stream, enter_stream
 
 __all__ = [
     "HeadNorms",
+    "RowHalf",
     "RowInvariance",
     "RowNorm",
     "Stream",
@@ -39,6 +41,7 @@ __all__ = [
     "head_rms_norm",
     "head_rows_argmax",
     "interleave",
+    "joined_linear",
     "linear",
     "paged_attention",
     "residual_linear",

@@ -26,7 +26,14 @@ SHARED_LIMIT_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 2
 """Most shared memory one program may use, by architecture."""
 
 _SPILL_CHECKED_ARCHS = (80, 90)  # sm_100 keeps frames of 8-16 bytes; nothing was tuned for it
-_SCALARS = {"eps": "fp32", "scale_log2": "fp32", "norm_eps": "fp32", "mean_factor": "fp32"}
+_SCALARS = {
+    "eps": "fp32",
+    "scale_log2": "fp32",
+    "norm_eps": "fp32",
+    "mean_factor": "fp32",
+    "first_eps": "fp32",
+    "second_eps": "fp32",
+}
 _INT64 = frozenset(
     {
         "positions_ptr",
@@ -35,6 +42,8 @@ _INT64 = frozenset(
         "slots_ptr",
         "out_id_ptr",
         "ids_ptr",
+        "first_ids_ptr",
+        "second_ids_ptr",
         "drafts_ptr",
         "chosen_ptr",
         "num_drafts_ptr",

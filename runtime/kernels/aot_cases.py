@@ -17,6 +17,7 @@ from runtime.kernels.cuda import (
     fused_linear,
     head,
     head_rows,
+    joined_linear,
     kv_write,
     linear,
     norm,
@@ -39,6 +40,7 @@ class ModelShapes:
     Args:
         head_rows: rows of its head, and of reduced heads of drafts for it.
         extra_weights: (N, K) of a draft's own products.
+        joined_width: of the halves that its EAGLE-3 draft's first layer joins, or None.
         has_bias: also compile the products with a bias (none of the models has one; Qwen2 does).
         has_qk_norm: whether its heads have norms before the rotation.
         dtypes: Triton names of the storage dtypes to compile for.
@@ -52,6 +54,7 @@ class ModelShapes:
     head_dim: int
     head_rows: tuple[int, ...]
     extra_weights: tuple[tuple[int, int], ...] = ()
+    joined_width: int | None = None
     has_bias: bool = False
     has_qk_norm: bool = False
     dtypes: tuple[str, ...] = ("bf16",)
@@ -78,7 +81,8 @@ MODELS = (
         num_kv_heads=3,
         head_dim=64,
         head_rows=(49_152, 8_192),
-        extra_weights=((576, 1728), (960, 1152)),
+        extra_weights=((576, 1728),),
+        joined_width=576,
         has_bias=True,
         dtypes=("bf16", "fp16", "fp32"),
     ),
@@ -145,14 +149,17 @@ def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
     overlap = {"OVERLAP": arch >= 90}
     for kernel, constants in (
         (accept.accept_kernel, {**accept.accept_constants(_VERIFY_WIDTH), **overlap}),
-        (round_ends.prepare_round_kernel, round_ends.prepare_constants(_VERIFY_WIDTH, 16)),
+        (
+            round_ends.prepare_round_kernel,
+            {**round_ends.prepare_constants(_VERIFY_WIDTH, 16), **overlap},
+        ),
         (
             round_ends.commit_round_kernel,
             {**round_ends.commit_constants(_VERIFY_WIDTH), **overlap},
         ),
     ):
         cases[_case(kernel, "bf16", constants, num_warps=1)] = None
-    for case in _sample_cases():
+    for case in _sample_cases(arch):
         cases[case] = None
     return tuple(cases)
 
@@ -160,6 +167,8 @@ def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
 def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:
     yield from _gemm_cases(model, dtype, arch)
     yield from _fused_cases(model, dtype, arch)
+    if model.joined_width is not None:
+        yield from _joined_cases(model.weights()[0][0], model.joined_width, dtype, arch)
     yield from _row_cases(model, dtype, is_overlapping=arch >= 90)
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
     element_bytes = 4 if dtype == "fp32" else 2
@@ -236,12 +245,13 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
     )
 
 
-def _sample_cases() -> Iterator[KernelCase]:
+def _sample_cases(arch: int) -> Iterator[KernelCase]:
     for dtype, flags, ids in (("fp32", True, False), ("fp32", True, True), ("fp64", False, False)):
         constants = sample.sample_constants(0, has_flags=flags, has_ids=ids)
-        tile = _case(sample.sample_tile_kernel, dtype, constants)
+        overlap = {"OVERLAP": arch >= 90}
+        tile = _case(sample.sample_tile_kernel, dtype, {**constants, **overlap})
         yield replace(tile, fuses_products=False)
-        yield _case(sample.sample_pick_kernel, dtype, {"BLOCK": sample.PICK_BLOCK})
+        yield _case(sample.sample_pick_kernel, dtype, {"BLOCK": sample.PICK_BLOCK, **overlap})
 
 
 def _linear_cases(
@@ -312,6 +322,34 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     for is_gathered in (False, True):
         flags = {"GATHER": is_gathered, "OVERLAP": arch >= 90}
         yield _case(stream.enter_stream_kernel, dtype, {**entry, **flags})
+
+
+def _joined_cases(columns: int, width: int, dtype: str, arch: int) -> Iterator[KernelCase]:
+    element_bytes = 4 if dtype == "fp32" else 2
+    config = joined_linear.joined_config(columns, width, element_bytes=element_bytes, arch=arch)
+    flags = {
+        "FIRST_GATHERED": True,
+        "FIRST_NORMED": True,
+        "SECOND_GATHERED": False,
+        "SECOND_NORMED": True,
+        "HAS_BIAS": False,
+    }
+    for block_m in _block_ms(dtype):
+        constants = joined_linear.joined_constants(
+            columns,
+            width,
+            config,
+            block_m,
+            element_bytes=element_bytes,
+            is_overlapping=arch >= 90,
+        )
+        yield _case(
+            joined_linear.joined_linear_kernel,
+            dtype,
+            {**flags, **constants},
+            num_warps=config.num_warps,
+            is_hot=dtype != "fp32",
+        )
 
 
 def _block_ms(dtype: str) -> tuple[int, ...]:

@@ -31,10 +31,11 @@ class DraftHidden:
     head_input_NH: torch.Tensor
 
     def rows(self, index_M: torch.Tensor) -> DraftHidden:
-        """Return both readings of the rows that `index_M` picks."""
-        return DraftHidden(
-            feedback_NH=self.feedback_NH[index_M], head_input_NH=self.head_input_NH[index_M]
-        )
+        """Return both readings of the rows that `index_M` picks; one tensor stays one."""
+        feedback_MH = self.feedback_NH[index_M]
+        if self.head_input_NH is self.feedback_NH:
+            return DraftHidden(feedback_NH=feedback_MH, head_input_NH=feedback_MH)
+        return DraftHidden(feedback_NH=feedback_MH, head_input_NH=self.head_input_NH[index_M])
 
 
 class ChainDraft(Protocol):
@@ -54,6 +55,10 @@ class ChainDraft(Protocol):
     @property
     def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
         """Output head, one row per draft id."""
+
+    @property
+    def has_one_reading(self) -> bool:
+        """Whether both readings of a last state are the same tensor."""
 
     @property
     def head_norm(self) -> RowNorm | None:

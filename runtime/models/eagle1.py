@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import RowNorm, Stream, linear, rms_norm
+from runtime.kernels import RowHalf, RowNorm, Stream, joined_linear, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -69,9 +69,16 @@ class FusedLayer:
             rms_norm_eps=decoder.rms_norm_eps,
         )
 
+    @property
+    def token_norm(self) -> RowNorm | None:
+        """What the embedding half goes through."""
+        if self.embedding_norm is None:
+            return None
+        return RowNorm(weight_D=self.embedding_norm, eps=self.rms_norm_eps)
+
     def forward(
         self,
-        embedded_NH: torch.Tensor,
+        token: RowHalf,
         hidden_NH: torch.Tensor,
         batch: PreparedBatch,
         cache: KVLayer,
@@ -79,11 +86,13 @@ class FusedLayer:
         *,
         next_norm_H: torch.Tensor,
     ) -> Stream:
-        """Return the stream after this layer, at the norm whose weight is `next_norm_H`."""
+        """Return the stream after this layer, at the norm whose weight is `next_norm_H`.
+
+        The embedding `token` brings `token_norm`.
+        """
         eps = self.rms_norm_eps
-        if self.embedding_norm is not None:
-            embedded_NH = rms_norm(embedded_NH, self.embedding_norm, eps)
-        joined = linear(torch.cat((embedded_NH, hidden_NH), dim=1), self.fc_weight, self.fc_bias)
+        state = RowHalf(rows_XD=hidden_NH)
+        joined = joined_linear(token, state, self.fc_weight, self.fc_bias)
         read = joined if self.input_norm is None else rms_norm(joined, self.input_norm, eps)
         attended = self.attention.join(
             linear(read, self.attention.qkv_weight, self.attention.qkv_bias),
@@ -199,7 +208,7 @@ class Eagle1Model:
         last = self.first_layer.post_attention_norm if self.norm_H is None else self.norm_H
         norms = (*(layer.input_norm for layer in self.layers), last)
         stream = self.first_layer.forward(
-            self.embedding.rows(batch.ids_target_N),
+            self.embedding.half(batch.ids_target_N, self.first_layer.token_norm),
             hidden_NH,
             batch,
             kv[0],
@@ -210,6 +219,11 @@ class Eagle1Model:
             stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
         raw = stream.residual_MD
         return DraftHidden(feedback_NH=raw, head_input_NH=raw)
+
+    @property
+    def has_one_reading(self) -> bool:
+        """Always: the head norms what is fed back."""
+        return True
 
     @property
     def head_norm(self) -> RowNorm | None:

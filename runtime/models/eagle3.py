@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import RowNorm, Stream, linear, rms_norm
+from runtime.kernels import RowHalf, RowNorm, Stream, joined_linear, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -118,9 +118,14 @@ class FirstLayer:
             rms_norm_eps=decoder.rms_norm_eps,
         )
 
+    @property
+    def token_norm(self) -> RowNorm:
+        """What the embedding half goes through."""
+        return RowNorm(weight_D=self.input_norm, eps=self.rms_norm_eps)
+
     def forward(
         self,
-        embedded_NH: torch.Tensor,
+        token: RowHalf,
         state_NH: torch.Tensor,
         batch: PreparedBatch,
         cache: KVLayer,
@@ -128,13 +133,18 @@ class FirstLayer:
         *,
         next_norm_H: torch.Tensor,
     ) -> Stream:
-        """Return the stream after this layer, at the norm whose weight is `next_norm_H`."""
+        """Return the stream after this layer, at the norm whose weight is `next_norm_H`.
+
+        The embedding `token` brings `token_norm`.
+        """
         eps = self.rms_norm_eps
-        normed_state = rms_norm(state_NH, self.hidden_norm, eps)
-        both = torch.cat((rms_norm(embedded_NH, self.input_norm, eps), normed_state), dim=1)
+        state = RowHalf(rows_XD=state_NH, norm=RowNorm(weight_D=self.hidden_norm, eps=eps))
+        residual_NH = state_NH
+        if self.has_norm_before_residual:
+            residual_NH = rms_norm(state_NH, self.hidden_norm, eps)
         attended = self.attention.join(
-            linear(both, self.attention.qkv_weight, self.attention.qkv_bias),
-            normed_state if self.has_norm_before_residual else state_NH,
+            joined_linear(token, state, self.attention.qkv_weight, self.attention.qkv_bias),
+            residual_NH,
             batch,
             cache,
             cos_sin_TP,
@@ -249,9 +259,9 @@ class Eagle3Model:
             kv: this draft's cache layers, one per layer.
         """
         norms = (*(layer.input_norm for layer in self.layers), self.norm_H)
-        embedded = self.embedding.rows(batch.ids_target_N)
+        token = self.embedding.half(batch.ids_target_N, self.first_layer.token_norm)
         stream = self.first_layer.forward(
-            embedded, hidden_NH, batch, kv[0], self.cos_sin_TP, next_norm_H=norms[0]
+            token, hidden_NH, batch, kv[0], self.cos_sin_TP, next_norm_H=norms[0]
         )
         for layer, cache, next_norm in zip(self.layers, kv[1:], norms[1:], strict=True):
             stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
@@ -260,6 +270,11 @@ class Eagle3Model:
             return DraftHidden(feedback_NH=raw, head_input_NH=raw)
         normed = rms_norm(raw, self.norm_H, self.facts.decoder.rms_norm_eps)
         return DraftHidden(feedback_NH=normed, head_input_NH=normed)
+
+    @property
+    def has_one_reading(self) -> bool:
+        """Always: the head norms what is fed back, or both are normed."""
+        return True
 
     @property
     def head_norm(self) -> RowNorm | None:

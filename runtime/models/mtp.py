@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import RowNorm, enter_stream, linear, rms_norm
+from runtime.kernels import RowHalf, RowNorm, enter_stream, joined_linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
@@ -81,20 +81,27 @@ class PredictionLayer:
             is_feedback_normed=rules.recycled_hidden == "normed",
         )
 
+    @property
+    def token_norm(self) -> RowNorm:
+        """What the embedding half goes through."""
+        return RowNorm(weight_D=self.embedding_norm, eps=self.layer.rms_norm_eps)
+
     def forward(
         self,
-        embedded_NH: torch.Tensor,
+        token: RowHalf,
         hidden_NH: torch.Tensor,
         batch: PreparedBatch,
         cache: KVLayer,
         cos_sin_TP: torch.Tensor,
     ) -> DraftHidden:
-        """Return both readings of the layer's output for the rows of `batch`."""
+        """Return both readings of the layer's output for the rows of `batch`.
+
+        The embedding `token` brings `token_norm`.
+        """
         eps = self.layer.rms_norm_eps
-        token = rms_norm(embedded_NH, self.embedding_norm, eps)
-        state = rms_norm(hidden_NH, self.hidden_norm, eps)
+        state = RowHalf(rows_XD=hidden_NH, norm=RowNorm(weight_D=self.hidden_norm, eps=eps))
         halves = (state, token) if self.is_hidden_first else (token, state)
-        joined = linear(torch.cat(halves, dim=1), self.fc_weight, None)
+        joined = joined_linear(*halves, self.fc_weight)
         stream = enter_stream(joined, self.layer.input_norm)
         stream = self.layer.advance(stream, batch, cache, cos_sin_TP, next_norm_D=self.norm_H)
         raw = stream.residual_MD
@@ -180,6 +187,11 @@ class MtpModel:
         return self.head.reachable_rows
 
     @property
+    def has_one_reading(self) -> bool:
+        """Whether what is fed back is normed for the head, too."""
+        return all(layer.is_feedback_normed for layer in self.layers)
+
+    @property
     def head_norm(self) -> RowNorm | None:
         """None: each layer norms its own output."""
         return None
@@ -215,8 +227,8 @@ class MtpModel:
             hidden_NH: the target's final-normed states, or `feedback_NH` of the step before.
             kv: cache layers of all layers.
         """
-        embedded = self.embedding.rows(batch.ids_target_N)
-        return self.layers[index].forward(embedded, hidden_NH, batch, kv[index], self.cos_sin_TP)
+        token = self.embedding.half(batch.ids_target_N, self.layers[index].token_norm)
+        return self.layers[index].forward(token, hidden_NH, batch, kv[index], self.cos_sin_TP)
 
     def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""

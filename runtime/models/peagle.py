@@ -103,6 +103,11 @@ class PEagleModel:
         return self.eagle3.head_RH
 
     @property
+    def has_one_reading(self) -> bool:
+        """As of `Eagle3Model`."""
+        return self.eagle3.has_one_reading
+
+    @property
     def head_norm(self) -> RowNorm | None:
         """What the head does to its input."""
         return self.eagle3.head_norm

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels import (
+    RowHalf,
     RowNorm,
     embed,
     embed_stream,
@@ -52,6 +53,12 @@ class VocabEmbedding:
         # Ids of other ranks read some row of this one; it is not looked at.
         found = self.ranks.gather(embed(ids_N % num_rows, self.weight_RD))
         return found[owners_N, torch.arange(ids_N.shape[0], device=ids_N.device)]
+
+    def half(self, ids_N: torch.Tensor, norm: RowNorm | None) -> RowHalf:
+        """Return the rows of ids as one half of a product's rows."""
+        if self.ranks.size == 1:
+            return RowHalf(rows_XD=self.weight_RD, ids_M=ids_N, norm=norm)
+        return RowHalf(rows_XD=self.rows(ids_N), norm=norm)
 
     def stream(self, ids_N: torch.Tensor, norm_D: torch.Tensor) -> Stream:
         """Return the residual stream of ids at the norm whose weight is `norm_D`."""

@@ -41,7 +41,10 @@ class Entries:
         self._device = model.embedding_VH.device
         shape = (num_slots, facts.decoder.hidden_size)
         self._feedback_SH = torch.zeros(shape, dtype=model.embedding_VH.dtype, device=self._device)
-        self._head_input_SH = torch.zeros_like(self._feedback_SH)
+        self._is_shared = model.has_one_reading
+        self._head_input_SH = (
+            self._feedback_SH if self._is_shared else torch.zeros_like(self._feedback_SH)
+        )
         self._started: set[int] = set()
 
     def observe(self, observation: Observation) -> None:
@@ -89,9 +92,8 @@ class Entries:
 
     def newest(self, slots_M: torch.Tensor) -> DraftHidden:
         """Return what the newest entries of these slots gave."""
-        return DraftHidden(
-            feedback_NH=self._feedback_SH[slots_M], head_input_NH=self._head_input_SH[slots_M]
-        )
+        both = DraftHidden(feedback_NH=self._feedback_SH, head_input_NH=self._head_input_SH)
+        return both.rows(slots_M)
 
     def assert_started(self, views: Sequence[RequestView]) -> None:
         """Fail for a request of which no final state was observed."""
@@ -129,4 +131,5 @@ class Entries:
 
     def _keep(self, slots_M: torch.Tensor, last: DraftHidden) -> None:
         self._feedback_SH.index_copy_(0, slots_M, last.feedback_NH)
-        self._head_input_SH.index_copy_(0, slots_M, last.head_input_NH)
+        if not self._is_shared:
+            self._head_input_SH.index_copy_(0, slots_M, last.head_input_NH)

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels.cuda import accept, attention, head, kv_write, norm, round
+from runtime.kernels.cuda import accept, attention, head, kv_write, round
 from runtime.kernels.cuda.fused_linear import launch_residual_linear, launch_scaled_linear
 from runtime.kernels.cuda.stream import launch_embed_stream, launch_enter_stream
 from runtime.kernels.fused_table import FusedConfig
+from runtime.kernels.norm import RowNorm
 from runtime.kernels.round import commit_round_twin, prepare_round_twin
 from runtime.kv import KVLayer
 from runtime.spec.packing import row_tiles
@@ -174,8 +175,9 @@ class Chain:
             made = launch_residual_linear(
                 gated, down, residual_MD=made.residual_MD, norm_D=self.norm, overlap=overlap
             )
-        hidden = norm.launch_rms_norm(made.residual_MD, self.norm, EPS, overlap=overlap)
-        chosen, logits = head.launch_head_argmax(hidden, self.table, overlap=overlap)
+        chosen, logits = head.launch_head_argmax(
+            made.residual_MD, self.table, RowNorm(weight_D=self.norm, eps=EPS), overlap=overlap
+        )
         choices = chosen.view(count, self.width)
         accepted, _ = accept.launch_accept(choices[:, 1:], choices, torch.zeros_like(self.slots))
         return torch.cat([chosen.double(), logits.double(), accepted.double()])

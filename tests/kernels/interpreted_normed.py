@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from runtime import kernels
-from runtime.kernels.cuda import head, head_rows, normed_rows
+from runtime.kernels.cuda import head, head_rows, joined_linear, normed_rows
+from runtime.kernels.fused_table import FusedConfig
 from runtime.kernels.head import head_argmax_twin, head_logits_twin
+from runtime.kernels.joined_linear import RowHalf, joined_linear_twin
 from runtime.kernels.norm import RowNorm, weigh_rows_twin
 from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
+from tests.kernels.references import HALF_ULP
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
 
@@ -72,3 +75,46 @@ def test_a_normed_head_is_a_norm_and_a_head() -> None:
     expected = kernels.rms_norm(x, norm.weight_D, norm.eps).double() @ weight.double().t()
     for logits in (head.launch_head_logits(x, weight, norm), head_logits_twin(x, weight, norm)):
         torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("flags", ["gather norm norm bias", "norm", "gather", ""])
+def test_joined_halves(flags: str, dtype: torch.dtype) -> None:
+    table = plain(11, 40, seed=1, dtype=dtype)
+    ids = torch.arange(19) * 5 % 11
+    first = RowHalf(
+        rows_XD=table if "gather" in flags else table[ids],
+        ids_M=ids if "gather" in flags else None,
+        norm=norm_of(40, dtype) if "norm" in flags else None,
+    )
+    second = RowHalf(
+        rows_XD=plain(19, 50, seed=5, dtype=dtype)[:, 10:],
+        norm=norm_of(40, dtype, seed=6) if "norm norm" in flags else None,
+    )
+    weight = plain(30, 80, seed=2, dtype=dtype)
+    bias = plain(30, seed=3, dtype=dtype) if "bias" in flags else None
+    got = joined_linear.launch_joined_linear(first, second, weight, bias)
+    twin = joined_linear_twin(first, second, weight, bias)
+    torch.testing.assert_close(got, twin, rtol=2 * HALF_ULP[dtype] + 1e-5, atol=1e-5)
+    swapped = torch.cat((weight[:, 40:], weight[:, :40]), dim=1)
+    other = joined_linear.launch_joined_linear(second, first, swapped, bias)
+    torch.testing.assert_close(other, twin, rtol=2 * HALF_ULP[dtype] + 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("block_n", [16, 32])
+def test_rows_of_joined_halves(block_n: int) -> None:
+    first = adversarial(20, 40, seed=1, dtype=torch.float32)
+    second = adversarial(20, 40, seed=7, dtype=torch.float32)
+    weight = plain(40, 80, seed=2, dtype=torch.float32)
+    norms = norm_of(40, torch.float32), norm_of(40, torch.float32, seed=6)
+
+    def op(first: torch.Tensor, second: torch.Tensor, block_n: int = block_n) -> torch.Tensor:
+        return joined_linear.launch_joined_linear(
+            RowHalf(rows_XD=first, norm=norms[0]),
+            RowHalf(rows_XD=second, norm=norms[1]),
+            weight,
+            config=FusedConfig(block_n=block_n, block_k=32, num_warps=4, num_stages=2),
+        )
+
+    assert_rows_independent(op, (first, second), (2, 16, 17, 20), seed=3)
+    assert same_bits(op(first, second), op(first, second, 16))

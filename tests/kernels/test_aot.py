@@ -20,9 +20,11 @@ from runtime.kernels.cuda import (
     fused_linear,
     head,
     head_rows,
+    joined_linear,
     kv_write,
     linear,
     norm,
+    normed_rows,
     rope,
     sample,
     stream,
@@ -114,8 +116,8 @@ def test_noise_is_made_without_fused_operations(
 
 def test_the_list_holds_every_kernel() -> None:
     modules = (
-        accept, activation, attention, fused_linear, head, head_rows, kv_write, linear, norm, rope,
-        sample, stream, round_ends,
+        accept, activation, attention, fused_linear, head, head_rows, joined_linear, kv_write,
+        linear, norm, normed_rows, rope, sample, stream, round_ends,
     )  # fmt: skip
     defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     listed = {case.kernel.__name__ for case in aot.kernel_cases(ARCH)}

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GROUPS = (
     ("interpreted", "interpreted_round", "interpreted_sample"),
-    ("interpreted_fused", "interpreted_attention"),
+    ("interpreted_fused", "interpreted_normed", "interpreted_attention"),
 )
 
 

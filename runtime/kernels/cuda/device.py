@@ -18,9 +18,10 @@ all of them have ended and their results are visible. Three rules keep that safe
 1. Before its wait a kernel writes nothing, and reads only what no launch of the same forward
    writes: weights, rotary tables, positions, slots, block tables, and keys of earlier forwards.
    What it writes afterwards may have been an input of the kernel before, which has ended by then.
-2. The kernel that begins a forward (the entry into the stream, or a library kernel, which never
-   overlaps) lets its successors start only after its own wait. So whatever starts within a forward
-   finds everything that was launched before the forward complete.
+2. A kernel that may begin a forward (the entry into the stream, a plain or joined product, or a
+   library kernel, which never overlaps) lets its successors start only after its own wait. So
+   whatever starts within a forward finds everything that was launched before the forward complete.
+   `prepare_round` writes positions, slots and tables, and lets nobody start before it ends.
 3. At least one program of every such launch waits. A launch ends after all its programs, so the
    end of one launch implies the end of all before it, and a wait for the last is a wait for all.
 """

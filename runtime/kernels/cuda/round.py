@@ -23,9 +23,15 @@ def prepare_round_kernel(
     lengths_ptr, newest_ptr, table_ptr, positions_ptr, kv_slots_ptr,
     num_blocks, stride_table,
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr, BLOCK_T: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Copy a request's numbers and table; place its rows at the positions from its length on."""
+    """Copy a request's numbers and table; place its rows at the positions from its length on.
+
+    What it writes, later kernels read before their waits: nobody starts before it ends.
+    """
     request = tl.program_id(0).to(tl.int64)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     slot = tl.load(slots_ptr + request)
     length = tl.load(slot_lengths_ptr + slot)
     tl.store(lengths_ptr + request, length)
@@ -87,6 +93,7 @@ def launch_prepare_round(
     assert slots_B.is_contiguous(), "slots are read one by one"
     assert block_tables_ST.stride(1) == 1, "block tables are read entry by entry"
     new_ints = functools.partial(torch.empty, dtype=torch.int64, device=device)
+    is_overlapping, options = overlap_options(device, None)
     rows = RoundRows(
         lengths_B=new_ints(num_requests),
         newest_ids_target_B=new_ints(num_requests),
@@ -107,7 +114,9 @@ def launch_prepare_round(
         num_blocks,
         block_tables_ST.stride(0),
         **prepare_constants(width, kv_block_size),
+        OVERLAP=is_overlapping,
         num_warps=1,
+        **options,
     )
     return rows
 

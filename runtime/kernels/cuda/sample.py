@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.cuda.device import ceil_div, inner_contiguous
+from runtime.kernels.cuda.device import ceil_div, inner_contiguous, overlap_options
 from runtime.kernels.noise import NoiseRows
 
 SAMPLE_BLOCK = 1024
@@ -84,8 +84,12 @@ def sample_tile_kernel(
     HAS_FLAGS: tl.constexpr,
     HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Best (score, lowest column) of one tile of one row."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     columns = tile * BLOCK + tl.arange(0, BLOCK)
@@ -123,8 +127,13 @@ def philox_inputs(zero, position_ptr, choice_ptr, row, KIND: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def sample_pick_kernel(top_ptr, column_ptr, out_ptr, num_tiles, BLOCK: tl.constexpr):
+def sample_pick_kernel(
+    top_ptr, column_ptr, out_ptr, num_tiles, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
     """Best (score, lowest column) over the tiles of one row."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     first = tl.load(top_ptr + row * num_tiles)
@@ -160,6 +169,7 @@ def launch_sample(
     best_MT = torch.empty((num_rows, num_tiles), dtype=weights_MV.dtype, device=device)
     column_MT = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=device)
     position_M = rows.position_M.contiguous()
+    is_overlapping, options = overlap_options(device, None)
     sample_tile_kernel[(num_rows, num_tiles)](
         weights_MV,
         rows.seed_low_M.contiguous(),
@@ -176,11 +186,20 @@ def launch_sample(
         **sample_constants(
             kind, has_flags=is_sampled_M is not None, has_ids=noise_ids_V is not None
         ),
+        OVERLAP=is_overlapping,
         num_warps=4,
         enable_fp_fusion=False,
+        **options,
     )
     sample_pick_kernel[(num_rows,)](
-        best_MT, column_MT, out_M, num_tiles, BLOCK=PICK_BLOCK, num_warps=4
+        best_MT,
+        column_MT,
+        out_M,
+        num_tiles,
+        BLOCK=PICK_BLOCK,
+        OVERLAP=is_overlapping,
+        num_warps=4,
+        **options,
     )
     return out_M
 
