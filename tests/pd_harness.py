@@ -48,13 +48,15 @@ class Wire:
         self.answered: list[Frame] = []
         self.is_writable = True
         self.change: Callable[[Frame], Frame] = lambda frame: frame
+        self.others: dict[str, Wire] = {}  # further decode servers by name
 
 
 class DecodeEnd:
     """The decode engine's port."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, peer: str = DECODE) -> None:
         self._wire = wire
+        self._peer = peer
 
     @property
     def has_news(self) -> bool:
@@ -64,7 +66,7 @@ class DecodeEnd:
         frame = through_the_wire(frame)
         if isinstance(frame, Prefill):
             self._wire.asked.append(frame)
-        self._wire.to_prefill.append(Said(peer=DECODE, frame=frame))
+        self._wire.to_prefill.append(Said(peer=self._peer, frame=frame))
 
     def poll(self) -> tuple[Frame, ...]:
         frames = tuple(self._wire.to_decode)
@@ -86,10 +88,10 @@ class PrefillEnd:
         return bool(self._wire.to_prefill)
 
     def send(self, peer: str, frame: Frame) -> None:
-        assert peer == DECODE
-        frame = self._wire.change(through_the_wire(frame))
-        self._wire.answered.append(frame)
-        self._wire.to_decode.append(frame)
+        wire = self._wire if peer == DECODE else self._wire.others[peer]
+        frame = wire.change(through_the_wire(frame))
+        wire.answered.append(frame)
+        wire.to_decode.append(frame)
 
     def poll(self) -> tuple[PeerEvent, ...]:
         events = tuple(self._wire.to_prefill)
@@ -97,7 +99,7 @@ class PrefillEnd:
         return events
 
     def may_write(self, peer: str) -> bool:
-        return self._wire.is_writable
+        return self._wire.others.get(peer, self._wire).is_writable
 
     def wait(self, timeout_s: float) -> bool:
         return self.has_news
@@ -303,3 +305,18 @@ def finish(pair: Pair) -> list[RequestDelta]:
             return deltas
         deltas += pump(pair)
     raise AssertionError("the pair makes no progress")
+
+
+def second_decode(
+    world: World, pair: Pair, transport: Transport, name: str = "d1"
+) -> tuple[DecodeEngine, Wire]:
+    """Return another decode server of a pair's prefill server."""
+    engine, caches = engine_of(world, pair.config, transport=transport)
+    wire = Wire()
+    wire.to_prefill = pair.wire.to_prefill
+    pair.wire.others[name] = wire
+    layout = Layout(stage_layers=(caches.num_target_layers,), tensor_parallel=1)
+    hello = Hello(protocol=1, role="decode", facts={}, layout=layout, transport=transport.name)
+    offer = Offer(addresses=[transport.receive_into(caches.pool.layers).address])
+    wire.to_prefill.append(Arrived(peer=name, theirs=hello, offer=offer))
+    return DecodeEngine(engine, port=DecodeEnd(wire, name), name=name), wire

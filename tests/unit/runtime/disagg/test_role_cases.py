@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.disagg.frames import Failed, Frame, Prefilled, Released
-from runtime.disagg.memory import MemoryLink, MemoryTransport
+from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.transport import BlockMove, Link
 from runtime.engine.request import RequestDelta
 from runtime.kv import KVLayer
@@ -18,8 +17,8 @@ from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from tests.engine_harness import KV_BLOCK_SIZE, World, prompt_of, reference_ids
 from tests.fake_graph import make_agreeing_world
+from tests.pd_gate import Gate, GatedTransport
 from tests.pd_harness import (
-    TIMEOUT_S,
     Pair,
     assert_right,
     finish,
@@ -164,41 +163,6 @@ def test_tight_pools_and_few_slots(world: World, pairs: list[Pair]) -> None:
     pair.assert_nothing_is_held()
 
 
-class Gate:
-    """Holds writes up until it is opened."""
-
-    def __init__(self) -> None:
-        self.is_open = threading.Event()
-        self.writes = 0
-
-
-class GatedTransport(MemoryTransport):
-    """Writes wait at a gate."""
-
-    def __init__(self, gate: Gate) -> None:
-        super().__init__()
-        self._gate = gate
-
-    def connect(self, address: bytes, layers: Sequence[KVLayer]) -> Any:
-        return GatedLink(super().connect(address, layers), self._gate)
-
-
-class GatedLink:
-    def __init__(self, link: MemoryLink, gate: Gate) -> None:
-        self._link, self._gate = link, gate
-
-    def write(self, move: BlockMove) -> None:
-        assert self._gate.is_open.wait(TIMEOUT_S)
-        self._gate.writes += 1
-        self._link.write(move)
-
-    def finish(self, timeout_s: float) -> None:
-        self._link.finish(timeout_s)
-
-    def close(self) -> None:
-        self._link.close()
-
-
 def gated(world: World, pairs: list[Pair], **settings: Any) -> tuple[Pair, Gate]:
     gate = Gate()
     pair = make_pair(world, transport=GatedTransport(gate), **EAGLE3, **settings)
@@ -338,24 +302,6 @@ def test_admission_counts_requests_that_wait_for_kv(world: World, pairs: list[Pa
     with pytest.raises(DiagnosticError, match="SD868"):
         pair.prefill.add_request(request_for("d", prompt_of(1, 5)))
     pair.assert_nothing_is_held()
-
-
-@pytest.mark.parametrize("gamma", [1, 2, 3])
-def test_c069_one_request_beside_an_idle_server(
-    world: World, pairs: list[Pair], gamma: int
-) -> None:
-    """A decode server without requests takes part in nothing and holds nothing up."""
-    settings = EAGLE3 | {"num_speculative_tokens": gamma}
-    busy, idle = make_pair(world, **settings), make_pair(world, **settings)
-    pairs += [busy, idle]
-    asked = request_for("a", prompt_of(gamma, 9), max_tokens=3)
-    busy.decode.add_request(asked)
-    ids: list[int] = []
-    for _ in range(200):
-        ids += [token for delta in pump(busy) for token in delta.ids_target]
-        pump(idle)
-    assert tuple(ids) == reference_ids(world, asked)
-    assert busy.is_idle()
 
 
 def test_failed_frames_name_the_client_s_request(world: World, pairs: list[Pair]) -> None:
