@@ -184,7 +184,9 @@ class DynamicRows:
         full_head_VH, num_rows, rank = settings.full_head_VH, settings.num_rows, settings.rank
         device = full_head_VH.device
         is_outside_V = torch.ones(full_head_VH.shape[0], dtype=torch.bool, device=device)
-        is_outside_V[reduced.draft_to_target_R] = False
+        # A map may hold rows above the tokenizer (SD438), which the full head does not have.
+        inside_R = reduced.draft_to_target_R
+        is_outside_V[inside_R[inside_R < full_head_VH.shape[0]]] = False
         self._reduced = reduced
         self._full_head_VH = full_head_VH
         self._num_rows = num_rows

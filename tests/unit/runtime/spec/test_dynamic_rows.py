@@ -225,3 +225,17 @@ def test_a_map_of_everything_leaves_nothing_to_add(num_rows: int) -> None:
     rows.follow([make_view(list(range(9)), slot=0)])
     full, _ = head_argmax(X, HEAD)
     assert torch.equal(rows.propose_ids(X, slots(*[0] * len(X))), full)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_map_may_hold_rows_that_the_target_cannot_choose(rank: int) -> None:
+    """A map with rows above the tokenizer is a warning (SD438), and they are never outside it."""
+    ids = torch.tensor([*MAP, VOCAB + 4])
+    reduced = Reduced(
+        head_RH=torch.cat((HEAD[list(MAP)], torch.full((1, HIDDEN), -9.0))), draft_to_target_R=ids
+    )
+    sizes = DynamicRowSettings(full_head_VH=HEAD, num_rows=4, rank=rank)
+    rows = DynamicRows(reduced, sizes, num_slots=SLOTS)
+    rows.follow([make_view([1, VOCAB + 4, 2], slot=0)])
+    found = rows.propose_ids(X[:8], torch.zeros(8, dtype=torch.int64))
+    assert set(found.tolist()) <= {*ids.tolist(), *range(VOCAB)}
