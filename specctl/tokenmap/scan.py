@@ -19,6 +19,8 @@ from specctl.tokenmap.cuts import BLANKS, LETTER_RANGES, MARK_RANGES, OTHER, Rul
 
 _BITS = {name: 1 << i for i, name in enumerate("LDPQSNTU")} | {OTHER: 0}
 _BLOCK = 1 << 17
+_CONTEXT = 5
+"""Bytes before and after a place that may decide it: one character and the one before it."""
 _SEPARATOR = b"\0"
 
 
@@ -91,8 +93,21 @@ def _wide_table() -> np.ndarray:
     return table
 
 
-def cut_mask(found: np.ndarray, rules: Rules) -> np.ndarray:
+def inside_characters(data: bytes) -> np.ndarray | None:
+    """Return for every byte whether it goes on a character, [len(data)] bool; None: none does."""
+    if data.isascii():
+        return None
+    inside: np.ndarray = (np.frombuffer(data, np.uint8) & 0xC0) == 0x80
+    return inside
+
+
+def cut_mask(found: np.ndarray, rules: Rules, inside: np.ndarray | None) -> np.ndarray:
     """Return for every byte offset whether a text with these classes may be cut there.
+
+    Args:
+        found: `classes` of the text.
+        rules: those with `after` name ASCII classes on the right.
+        inside: `inside_characters` of the text.
 
     Returns:
         [len(found) + 1] bool; both ends are False.
@@ -101,32 +116,53 @@ def cut_mask(found: np.ndarray, rules: Rules) -> np.ndarray:
     context = [rule for rule in rules if rule.before or rule.after]
     mask = np.zeros(len(found) + 1, bool)
     for start in range(0, len(found), _BLOCK):
-        # Two bytes of the block before and two of the block after are context only.
-        low, high = max(start - 2, 0), min(start + _BLOCK + 2, len(found))
+        # Some bytes of the blocks before and after are context only.
+        low, high = max(start - _CONTEXT, 0), min(start + _BLOCK + _CONTEXT, len(found))
         block = found[low:high]
+        wide = None if inside is None else inside[low:high]
+        if wide is not None and not wide.any():
+            wide = None
         cut = np.zeros(len(block) + 1, bool)
         left = np.frombuffer(block[:-1].tobytes().translate(plane), np.uint8)
         cut[1:-1] = (left & block[1:]) != 0
+        before = _before(block, wide)
         for rule in context:
-            _add_context(cut, block, rule)
+            _add_context(cut, block, before, rule)
+        if wide is not None:
+            cut[:-1] &= ~wide
         end = min(start + _BLOCK, len(found))
         mask[start:end] = cut[start - low : end - low]
     return mask
 
 
-def _add_context(cut: np.ndarray, block: np.ndarray, rule: Rule) -> None:
+def _before(block: np.ndarray, wide: np.ndarray | None) -> np.ndarray:
+    """Return for each byte that ends a character the class of the character before it, 0: none."""
+    before = np.zeros_like(block)
+    before[1:] = block[:-1]
+    if wide is None:
+        return before
+    longer = wide.copy()
+    for width in (2, 3, 4):
+        # `longer` holds where the character has at least `width` bytes up to here.
+        at = np.flatnonzero(longer)
+        before[at] = np.where(at >= width, block[np.maximum(at - width, 0)], 0)
+        longer[width - 1 :] &= wide[: len(wide) - width + 1]
+        longer[: width - 1] = False
+    return before
+
+
+def _add_context(cut: np.ndarray, block: np.ndarray, before: np.ndarray, rule: Rule) -> None:
     """Set `cut[i]` where `rule` holds between `block[i - 1]` and `block[i]`."""
-    if len(block) < 2 + bool(rule.before) + bool(rule.after):
+    if len(block) < 2 + bool(rule.after):
         return
-    first = 2 if rule.before else 1
     last = len(block) - 1 if rule.after else len(block)
-    holds = (block[first - 1 : last - 1] & _mask(rule.left)) != 0
-    holds &= (block[first:last] & _mask(rule.right)) != 0
+    holds = (block[: last - 1] & _mask(rule.left)) != 0
+    holds &= (block[1:last] & _mask(rule.right)) != 0
     if rule.before:
-        holds &= (block[first - 2 : last - 2] & _mask(rule.before)) != 0
+        holds &= (before[: last - 1] & _mask(rule.before)) != 0
     if rule.after:
-        holds &= (block[first + 1 : last + 1] & _mask(rule.after)) != 0
-    cut[first:last] |= holds
+        holds &= (block[2 : last + 1] & _mask(rule.after)) != 0
+    cut[1:last] |= holds
 
 
 def unit_counts(documents: Sequence[bytes], rules: Rules) -> pa.Table:
@@ -149,7 +185,7 @@ def unit_counts_apart(
     data = _SEPARATOR.join(documents)
     if not data:
         return empty_table(), empty_table() if apart else None
-    mask = cut_mask(classes(data), rules)
+    mask = cut_mask(classes(data), rules, inside_characters(data))
     ends = np.cumsum([len(document) + 1 for document in documents])
     begins = np.concatenate([[0], ends[:-1]])
     # A separator is a unit of its own: both of its sides are cut.

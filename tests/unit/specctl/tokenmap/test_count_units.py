@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib.util
+import itertools
 import json
 import sys
 import unicodedata
@@ -111,6 +112,21 @@ def test_the_vectorised_scan_finds_the_twins_units(
         unit.encode() for d in documents for unit in cuts.split_units(d, RULES[name])
     )
     assert dict(zip(table["unit"].to_pylist(), table["num"].to_pylist(), strict=True)) == wanted
+
+
+@needs_arrow
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_the_scan_finds_the_twins_units_in_all_short_texts(name: str) -> None:
+    """Characters of one, two, three and four bytes of every class, in every order."""
+    from specctl.tokenmap import scan
+
+    chars = "a1.' \n\u00e9\u4e2d\uff0c\u00a0\u0663\U0001f600"
+    texts = ["".join(part) for part in itertools.product(chars, repeat=4)]
+    found = scan.unit_counts([text.encode() for text in texts], RULES[name])
+    wanted = collections.Counter(
+        unit.encode() for text in texts for unit in cuts.split_units(text, RULES[name])
+    )
+    assert dict(zip(found["unit"].to_pylist(), found["num"].to_pylist(), strict=True)) == wanted
 
 
 @needs_arrow
