@@ -109,6 +109,32 @@ def test_head_rows(features: int, columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_products_that_take_in_norms(dtype: torch.dtype) -> None:
+    x = adversarial(NUM_ROWS, 576, seed=1, dtype=dtype)
+    states = adversarial(NUM_ROWS, 576, seed=2, dtype=dtype)
+    norm = kernels.RowNorm(weight_D=plain(576, seed=3, dtype=dtype), eps=1e-5)
+    head = plain(300, 576, seed=4, dtype=dtype)
+    weight = plain(200, 1152, seed=5, dtype=dtype)
+
+    def join(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        halves = (kernels.RowHalf(rows_XD=rows, norm=norm) for rows in (first, second))
+        return kernels.joined_linear(*halves, weight)
+
+    for op in (kernels.head_logits, kernels.head_argmax):
+        choose = functools.partial(op, weight_VD=head, norm=norm)
+        assert_rows_independent(choose, (x,), (2, 16, 33, 64), seed=6)
+    assert_rows_independent(join, (x, states), (2, 16, 33, 64), seed=6)
+    table = torch.cat((states, x))
+    ids = torch.arange(NUM_ROWS) + NUM_ROWS
+    looked_up = kernels.joined_linear(
+        kernels.RowHalf(rows_XD=table, ids_M=ids, norm=norm),
+        kernels.RowHalf(rows_XD=states, norm=norm),
+        weight,
+    )
+    assert same_bits(looked_up, join(x, states))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("features", "columns"), [(576, 5000), (2048, 2100), (40, 101)])
 def test_a_reduced_head_has_the_bits_of_the_full_one(
     features: int, columns: int, dtype: torch.dtype
