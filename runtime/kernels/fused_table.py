@@ -135,11 +135,6 @@ def fused_table_facts() -> list[object]:
     ]
 
 
-def fused_shapes() -> tuple[tuple[FusedOp, int, int], ...]:
-    """Return the (op, N, K) of every tuned entry."""
-    return tuple(sorted(_TABLE))
-
-
 def _rule(
     op: FusedOp, out_features: int, in_features: int, *, element_bytes: int, arch: int
 ) -> FusedConfig:

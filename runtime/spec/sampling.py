@@ -213,14 +213,3 @@ def has_filters(params: SamplingParams, *, num_ids: int) -> bool:
 def noise_key(params: SamplingParams, position: int) -> NoiseKey:
     """Return what names the noise of the token at an absolute position of a request."""
     return NoiseKey(seed=params.seed, choice_index=params.choice_index, position=position)
-
-
-def choose_with(processed_V: torch.Tensor, noise_V: torch.Tensor | None) -> torch.Tensor:
-    """Return argmax(processed + noise), the lowest id on a tie; None is greedy.
-
-    Exactness: argmax of log weights plus independent standard Gumbel values is a draw from the
-    law with those weights (Gumbel-max), so the kept ids need no normalisation.
-    """
-    scores_V = processed_V if noise_V is None else processed_V + noise_V
-    ids_V = torch.arange(scores_V.shape[0], device=scores_V.device)
-    return torch.where(scores_V == scores_V.max(), ids_V, scores_V.shape[0]).min()

@@ -15,12 +15,12 @@ from runtime.graphs.slot_sampling import SamplingState
 from runtime.kernels.draw import draw_tokens
 from runtime.kernels.noise import TOKEN_DRAW
 from runtime.spec.noise import noise_rows
-from runtime.spec.sampling import TokenCounts, choose_with, noise_key, process_logits
+from runtime.spec.sampling import TokenCounts, noise_key, process_logits
 from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, prompt_of
 from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
 from tests.tiny_manifest import CPU
-from tests.unit.runtime.spec.stub_model import gumbel
+from tests.unit.runtime.spec.stub_model import choose_with, gumbel
 
 KINDS = {
     "greedy": SamplingParams(),

@@ -14,12 +14,23 @@ from dataclasses import replace
 import torch
 
 from runtime.spec.noise import DrawKind, NoiseKey, gumbel_rows
-from runtime.spec.sampling import choose_with, noise_key
+from runtime.spec.sampling import noise_key
 from runtime.spec.types import Proposal, RequestView, RoundResult, SamplingParams
 from runtime.spec.verify import VerifyRows, verify
 
 CPU = torch.device("cpu")
 Model = Callable[[tuple[int, ...]], torch.Tensor]
+
+
+def choose_with(processed_V: torch.Tensor, noise_V: torch.Tensor | None) -> torch.Tensor:
+    """Return argmax(processed + noise), the lowest id on a tie; None is greedy.
+
+    Exactness: argmax of log weights plus independent standard Gumbel values is a draw from the
+    law with those weights (Gumbel-max), so the kept ids need no normalisation.
+    """
+    scores_V = processed_V if noise_V is None else processed_V + noise_V
+    ids_V = torch.arange(scores_V.shape[0], device=scores_V.device)
+    return torch.where(scores_V == scores_V.max(), ids_V, scores_V.shape[0]).min()
 
 
 def hash_model(seed: int, num_ids: int, *, step: float = 0.5) -> Model:

@@ -19,9 +19,16 @@ import torch
 import runtime.spec.verify as verify_module
 from runtime.kernels.noise import NoiseRows
 from runtime.spec.noise import NoiseKey, gumbel_from_words, gumbel_rows
-from runtime.spec.sampling import TokenCounts, choose_with, process_logits
+from runtime.spec.sampling import TokenCounts, process_logits
 from runtime.spec.types import SamplingParams
-from tests.unit.runtime.spec.stub_model import CPU, hash_model, law, make_view, run_round
+from tests.unit.runtime.spec.stub_model import (
+    CPU,
+    choose_with,
+    hash_model,
+    law,
+    make_view,
+    run_round,
+)
 
 LOGITS = (0.3, -1.2, 2.2, 0.9, 1.4, -0.7, 2.0, 0.1)
 VARIANTS = [

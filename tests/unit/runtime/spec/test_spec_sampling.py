@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from runtime.spec.sampling import TokenCounts, choose_with, filter_ids, process_logits
+from runtime.spec.sampling import TokenCounts, filter_ids, process_logits
 from runtime.spec.types import SamplingParams
-from tests.unit.runtime.spec.stub_model import choose, law, make_view
+from tests.unit.runtime.spec.stub_model import choose, choose_with, law, make_view
 
 INF = math.inf
 EMPTY = TokenCounts(num_output=0)
