@@ -253,6 +253,26 @@ def test_flush_keeps_running_answers_and_clears_counters(server: LiveServer) -> 
     assert server.metrics()["specctl_steps_total"] < 70
 
 
+def test_flushes_among_many_requests_change_no_answer(server: LiveServer) -> None:
+    """More than run at once, greedy and sampled; the index is emptied under all of them."""
+    asked = [
+        {"prompt": f"{PROMPT} {number % 5}", "max_tokens": 12 + number, "seed": number}
+        | {"temperature": 0.8 * (number % 2)}
+        for number in range(14)
+    ]
+    calm = [text_of(complete(server, **options)) for options in asked]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        running = [pool.submit(complete, server, **options) for options in asked]
+        num_flushes = 0
+        while not all(answer.done() for answer in running) or num_flushes == 0:
+            assert server.http.post("/flush_cache").json() == {"status": "flushed"}
+            num_flushes += 1
+            time.sleep(0.05)
+        assert [text_of(answer.result()) for answer in running] == calm
+    server.wait_until_idle()
+    assert [text_of(complete(server, **options)) for options in asked[:3]] == calm[:3]
+
+
 def test_info_names_origins(server: LiveServer) -> None:
     info = server.http.get("/info").json()
     assert info["settings"]["max_num_requests"] == {"value": 8, "origin": "given"}

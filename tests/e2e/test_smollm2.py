@@ -1,4 +1,4 @@
-"""The real model on CPU, float32: equal with and without a draft, and right, on eight prompts."""
+"""The real model on CPU, float32: equal with and without a draft, and right."""
 
 from __future__ import annotations
 
@@ -37,6 +37,19 @@ def plain(speculative: LLM) -> LLM:
 
 def test_greedy_equals_target_only_and_the_reference(plain: LLM, speculative: LLM) -> None:
     prompts, references = real_model.first_eight()
+    without = real_model.answer(plain, prompts[:2], max_tokens=24)
+    with_draft = real_model.answer(speculative, prompts[:4], max_tokens=48)
+    assert [list(done.ids_target) for done in with_draft] == [ids[:48] for ids in references[:4]]
+    assert [list(done.ids_target) for done in without] == [ids[:24] for ids in references[:2]]
+    accept_length = speculative.engine.stats().accept_length
+    assert accept_length is not None
+    assert accept_length > 1.6
+
+
+@pytest.mark.slow
+def test_eight_whole_answers(plain: LLM, speculative: LLM) -> None:
+    speculative.engine.flush_cache()
+    prompts, references = real_model.first_eight()
     without = [list(done.ids_target) for done in real_model.answer(plain, prompts)]
     with_draft = [list(done.ids_target) for done in real_model.answer(speculative, prompts)]
     assert with_draft == without
@@ -51,10 +64,10 @@ def test_greedy_equals_target_only_and_the_reference(plain: LLM, speculative: LL
 def test_seeded_sampling_equals_target_only(plain: LLM, speculative: LLM) -> None:
     prompts, _ = real_model.first_eight()
     params = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=7)
-    without = real_model.answer(plain, prompts[:4], max_tokens=32, params=params)
-    with_draft = real_model.answer(speculative, prompts[:4], max_tokens=32, params=params)
+    without = real_model.answer(plain, prompts[:2], max_tokens=20, params=params)
+    with_draft = real_model.answer(speculative, prompts[:2], max_tokens=20, params=params)
     assert [d.ids_target for d in with_draft] == [d.ids_target for d in without]
-    greedy = [tuple(ids[:32]) for ids in real_model.first_eight()[1]]
+    greedy = [tuple(ids[:20]) for ids in real_model.first_eight()[1]]
     assert any(done.ids_target != text for done, text in zip(without, greedy, strict=False))
 
 

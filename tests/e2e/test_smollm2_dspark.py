@@ -18,14 +18,12 @@ def test_greedy_equals_target_only_and_drafts_are_the_references(tmp_path: Path)
     llm = real_model.load(real_model.write_manifest(tmp_path, draft, gamma=5), speculative=True)
     assert (llm.config.draft_width, llm.config.num_speculative_tokens) == (6, 5)
     prompts, references = real_model.first_eight()
-    done = real_model.answer(llm, prompts[:2])
-    assert [list(answer.ids_target) for answer in done] == references[:2]
-    # tests/reference_block.py with a greedy Markov chain over the same texts needs as many rounds
+    (done,) = real_model.answer(llm, prompts[:1])
+    assert list(done.ids_target) == references[0]
+    # tests/reference_block.py with a greedy Markov chain over the same text needs as many rounds
     # and accepts as many drafts, up to those of the last round that lie behind the text.
-    rounds = [answer.usage.num_rounds for answer in done]
-    accepted = [answer.usage.num_accepted_drafts for answer in done]
-    assert rounds == [76, 68]
-    assert accepted == pytest.approx([52, 60], abs=3)
+    assert done.usage.num_rounds == 76
+    assert done.usage.num_accepted_drafts == pytest.approx(52, abs=3)
 
 
 def test_the_wrong_anchor_layout_costs_accept_length_and_no_token(tmp_path: Path) -> None:
