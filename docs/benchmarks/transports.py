@@ -88,6 +88,7 @@ def raw_writer(name: str, place: Any) -> Callable[[], None]:
     remote = agent.deserialize_descs(descs)
 
     def write_nixl() -> None:
+        buffer.data_ptr()  # held by this function: a registration does not keep memory alive
         handle = agent.initialize_xfer("WRITE", local, remote, peer)
         state = agent.transfer(handle)
         while state == "PROC":
@@ -101,7 +102,8 @@ def raw_writer(name: str, place: Any) -> Callable[[], None]:
 
 def carrier_writer(name: str, address: bytes) -> Callable[[], None]:
     """Return a function that writes the pool through the carrier."""
-    link = make(name).connect(address, pool())
+    layers = pool()
+    link = make(name).connect(address, layers)
     blocks = tuple(range(NUM_BLOCKS))
     moves = [
         BlockMove(

@@ -81,7 +81,8 @@ class MooncakeTransport:
     def connect(self, address: bytes, layers: Sequence[KVLayer]) -> MooncakeLink:
         """Return a way into the pool of another process; the first write finds out if it is up."""
         found = msgspec.msgpack.decode(address, type=_Address)
-        return MooncakeLink(self._engine, found.segment, self._register(layers), found.layers)
+        self._register(layers)
+        return MooncakeLink(self._engine, found.segment, tuple(layers), found.layers)
 
     def _register(self, layers: Sequence[KVLayer]) -> list[LayerPlace]:
         places = places_of(layers)
@@ -115,13 +116,14 @@ class MooncakeLink:
         self,
         engine: Any,
         segment: str,
-        source: list[LayerPlace],
+        layers: tuple[KVLayer, ...],
         destination: list[LayerPlace],
     ) -> None:
-        """Write into a segment."""
+        """Write `layers` into a segment."""
         self._engine = engine
         self._segment = segment
-        self._source = source
+        self._layers = layers  # a registration does not keep its memory alive
+        self._source = places_of(layers)
         self._destination = destination
 
     def write(self, move: BlockMove) -> None:

@@ -90,7 +90,7 @@ class NixlTransport:
             peer = self._agent.add_remote_agent(found.metadata)
         except Exception as error:  # the binding's exceptions share no base class
             raise DiagnosticError(carrier_failed("nixl", str(error))) from error
-        return NixlLink(self._agent, peer, places_of(layers), found.layers)
+        return NixlLink(self._agent, peer, tuple(layers), found.layers)
 
     def _register(self, layers: Sequence[KVLayer]) -> None:
         for layer in layers:
@@ -114,12 +114,17 @@ class NixlLink:
     """Writes from one pool into one of another process."""
 
     def __init__(
-        self, agent: Any, peer: str, source: list[LayerPlace], destination: list[LayerPlace]
+        self,
+        agent: Any,
+        peer: str,
+        layers: tuple[KVLayer, ...],
+        destination: list[LayerPlace],
     ) -> None:
-        """Write as `agent` into memory of `peer`."""
+        """Write `layers` as `agent` into memory of `peer`."""
         self._agent = agent
         self._peer = peer
-        self._source = source
+        self._layers = layers  # a registration does not keep its memory alive
+        self._source = places_of(layers)
         self._destination = destination
         self._handles: list[Any] = []
 

@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from runtime.config import Overrides
+from runtime.disagg.handshake import CarrierName
 from runtime.disagg.limits import Limits
 from runtime.server.role_settings import RoleOptions
 from runtime.server.roles import transport_of
@@ -34,7 +35,7 @@ def test_memory_joins_no_processes() -> None:
 
 @pytest.mark.parametrize("name", ["nixl", "mooncake"])
 def test_a_missing_package_is_named_with_its_extra(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: CarrierName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(module: str) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -47,7 +48,7 @@ def test_a_missing_package_is_named_with_its_extra(
 
 def flags(**given: object) -> RoleFlags:
     names = RoleFlags.__dataclass_fields__
-    return RoleFlags(**(dict.fromkeys(names) | given))  # type: ignore[arg-type]
+    return RoleFlags(**(dict.fromkeys(names) | given))
 
 
 @pytest.mark.parametrize(
