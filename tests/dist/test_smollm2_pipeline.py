@@ -11,7 +11,8 @@ import pytest
 from runtime.config import Overrides
 from runtime.engine.llm import LLM
 from runtime.spec.types import SamplingParams
-from specctl.contract.codec import dump_manifest
+from specctl.contract.codec import dump_manifest, load_manifest
+from specctl.contract.stage_split import split_stages
 from specctl.ops.emit_manifest import emit_manifest
 from tests import real_model
 from tests.e2e.live import LiveServer, live_server
@@ -35,7 +36,8 @@ def test_four_prompts_over_two_stages(tmp_path: Path) -> None:
         log = server.log.read_text("utf-8")
     assert found == [references[index][:NUM_TOKENS] for index in order]
     assert metrics["specctl_accept_length"] > 1.5
-    assert "2 stages (15+15 layers) in processes over gloo" in log
+    layers = "+".join(str(stage.num_layers) for stage in split_stages(load_manifest(manifest), 2))
+    assert f"2 stages ({layers} layers) in processes over gloo" in log
     assert "draft on stage 1 (embedding: head)" in log
 
 

@@ -80,7 +80,8 @@ def stored(where: Place) -> torch.Tensor:
     for path in sorted(where.target.glob("*.safetensors")):
         tensors = load_file(path)
         if EMBEDDING in tensors:
-            return tensors[EMBEDDING].float()
+            rows: torch.Tensor = tensors[EMBEDDING].float()
+            return rows
     raise AssertionError("no embedding")
 
 
