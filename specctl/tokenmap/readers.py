@@ -107,12 +107,12 @@ def read_pieces(file: SourceFile, task: Task, reading: Reading) -> Iterator[Piec
         yield Defect(kind=_failure(error), where=file.path)
 
 
-def _failure(error: Exception) -> str:
-    if isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error)):
+def _failure(error: OSError | EOFError | zlib.error) -> str:
+    # What unpacks raises OSError without a reason of the system, gzip and zstd alike.
+    reason = getattr(error, "strerror", None)
+    if reason is None:
         return "compressed data that is damaged or cut off"
-    return (
-        f"a file that cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
-    )
+    return f"a file that cannot be read ({reason})"
 
 
 @contextmanager

@@ -172,3 +172,11 @@ def test_a_corpus_that_changes_meanwhile_is_refused(
         run(corpus, tokenizer, counts=tmp_path / "corpus.counts")
     assert [d.code for d in caught.value.diagnostics] == ["SD429"]
     assert not (tmp_path / "corpus.counts").exists()
+
+
+@needs_arrow
+def test_damaged_zstd_is_named(corpus: Path, tokenizer: LoadedTokenizer) -> None:
+    (corpus / "bad.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd\x04")
+    (found,) = run(corpus, tokenizer).diagnostics
+    assert found.code == "SD434"
+    assert found.notes[0].startswith("1 x compressed data that is damaged or cut off")
