@@ -108,26 +108,25 @@ class Entries:
     def slot_state(self) -> tuple[SlotTensor, ...]:
         """What the newest entry gave: the next entry's state, and the input of the head.
 
-        Both are of the draft's hidden size, whatever the target's states that were read.
+        Both are of the draft's hidden size, whatever the target's states that were read; where they
+        are one tensor it is named once.
         """
         shape, dtype = (self._feedback_SH.shape[1],), self._feedback_SH.dtype
-        return (
-            SlotTensor(name="feedback", shape=shape, dtype=dtype),
-            SlotTensor(name="head_input", shape=shape, dtype=dtype),
-        )
+        return tuple(SlotTensor(name=name, shape=shape, dtype=dtype) for name in self._kept())
 
     def export_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
         """Return copies of what the newest entry of a slot gave."""
-        return {
-            "feedback": self._feedback_SH[slot].clone(),
-            "head_input": self._head_input_SH[slot].clone(),
-        }
+        return {name: kept_SH[slot].clone() for name, kept_SH in self._kept().items()}
 
     def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
         """Go on after an entry that was run elsewhere."""
-        self._feedback_SH[view.slot] = state["feedback"]
-        self._head_input_SH[view.slot] = state["head_input"]
+        for name, kept_SH in self._kept().items():
+            kept_SH[view.slot] = state[name]
         self._started.add(view.slot)
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        both = {"feedback": self._feedback_SH, "head_input": self._head_input_SH}
+        return {"feedback": self._feedback_SH} if self._is_shared else both
 
     def _keep(self, slots_M: torch.Tensor, last: DraftHidden) -> None:
         self._feedback_SH.index_copy_(0, slots_M, last.feedback_NH)
