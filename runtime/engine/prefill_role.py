@@ -131,10 +131,7 @@ class PrefillEngine:
         """Whether a prompt is computed or sent, or a decode server said something."""
         return bool(self._jobs) or self._port.has_news or self.engine.has_work
 
-    @property
-    def num_free_places(self) -> int:
-        """None: requests come from decode servers."""
-        return 0
+    num_free_places = 0  # requests come from decode servers
 
     def add_request(self, request: RequestInput) -> Admission:
         """Refuse a client's request.
@@ -168,12 +165,11 @@ class PrefillEngine:
             self._take(event)
         num_steps = self.engine.num_steps
         if self.engine.is_runnable:
-            for delta in self.engine.step(self._send_layer):
-                if delta.error is not None:
-                    self._fail(delta)
-                elif delta.finish_reason is not None:
-                    self._answer(delta.request_id, delta.ids_target, delta.logprobs)
-            self._send_rest()
+            try:
+                self._compute()
+            except Exception as error:  # a fault of no request: its decode servers wait for a word
+                self._fail_all(f"a step failed with {type(error).__name__}")
+                raise
         if self.engine.num_steps == num_steps and self._jobs and not self._port.has_news:
             self._wait()
         self._settle()
@@ -188,6 +184,21 @@ class PrefillEngine:
     def flush_cache(self) -> None:
         """Clear logical state: prefix index and counters."""
         self.engine.flush_cache()
+
+    def _compute(self) -> None:
+        for delta in self.engine.step(self._send_layer):
+            if delta.error is not None:
+                self._fail(delta)
+            elif delta.finish_reason is not None:
+                self._answer(delta.request_id, delta.ids_target, delta.logprobs)
+        self._send_rest()
+
+    def _fail_all(self, message: str) -> None:
+        for request_id, job in self._jobs.items():
+            if job.answer is None:
+                problem = diagnose("SD916", where=f"request={request_id}", message=message)
+                job.answer = Failed(request_id=request_id, problem=problem)
+                self._let_go(request_id, job)
 
     def _wait(self) -> None:
         """Wait a little for a transfer that can end, or for news."""

@@ -67,8 +67,10 @@ def test_equal_sides_may_have_other_layouts() -> None:
         (
             "slot_state",
             ("feedback[192] bfloat16", "head_input[64] bfloat16"),
-            "slot_state: feedback[64] bfloat16; head_input[64] bfloat16"
-            " / feedback[192] bfloat16; head_input[64] bfloat16",
+            (
+                "slot_state: feedback[64] bfloat16; head_input[64] bfloat16"
+                " / feedback[192] bfloat16; head_input[64] bfloat16"
+            ),
         ),
         ("kv_heads", (2,) * 8, "kv_heads: 2,2,2,2,2,2,2,2,2 / 2,2,2,2,2,2,2,2"),
         ("kernels", {"table": "b"}, "kernels.architecture: sm_90 / not stated"),

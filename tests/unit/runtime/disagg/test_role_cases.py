@@ -318,3 +318,25 @@ def test_failed_frames_name_the_client_s_request(world: World, pairs: list[Pair]
     assert delta.error is not None
     assert (delta.request_id, delta.error.where) == ("a", "peer x:1")
     pair.assert_nothing_is_held()
+
+
+def test_a_fault_of_no_request_is_told_and_prompts_after_it_run(
+    world: World, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = make_pair(world, **EAGLE3)
+    pairs.append(pair)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("device-side fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pair.prefill.engine, "step", broken)
+        pair.decode.add_request(request_for("a", prompt_of(1, 12)))
+        pair.decode.step()
+        with pytest.raises(RuntimeError, match="device-side fault"):
+            pair.prefill.step()
+    (delta,) = finish(pair)
+    assert delta.error is not None
+    assert (delta.request_id, delta.error.code) == ("a", "SD916")
+    assert_right(world, pair, [request_for("b", prompt_of(2, 9))])
+    pair.assert_nothing_is_held()
