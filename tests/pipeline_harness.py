@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,3 +136,10 @@ def whole_engine(world: World, *, script: OracleScript | None = None, **override
     """Return an engine of one stage over the world's models."""
     config = settings(world, **overrides)
     return build_engine(world.models, config, tokenizer=world.tokenizer, script=script)
+
+
+def scripted(
+    answers: Mapping[str, tuple[int, ...]],
+) -> dict[tuple[int, ...] | str, tuple[int, ...]]:
+    """Return answers as an oracle's script takes them."""
+    return {name: ids for name, ids in answers.items()}  # noqa: C416 - the key type widens

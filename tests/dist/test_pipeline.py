@@ -32,7 +32,7 @@ from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.emit_manifest import emit_manifest
 from tests.engine_harness import World, prompt_of
 from tests.fake_graph import make_agreeing_world
-from tests.pipeline_harness import Staged, run, staged_engine, whole_engine
+from tests.pipeline_harness import Staged, run, scripted, staged_engine, whole_engine
 from tests.tiny import write_tiny_target
 from tests.tiny_agreeing import write_agreeing_pair
 from tests.tiny_block import BlockCase, make_block_world
@@ -55,13 +55,6 @@ REQUESTS = tuple(
     for index in range(5)
 )
 ARRIVALS = {3: 2, 4: 5}  # a prefill beside verify rows in one batch
-
-
-def scripted(
-    answers: Mapping[str, tuple[int, ...]],
-) -> dict[tuple[int, ...] | str, tuple[int, ...]]:
-    """Return answers as an oracle's script takes them."""
-    return {name: ids for name, ids in answers.items()}  # noqa: C416 - the key type widens
 
 
 def deep_mtp_world(directory: Path) -> World:
