@@ -72,8 +72,12 @@ def test_a_difference_is_reported() -> None:
 
 
 def test_bench_prints_a_table_or_json_and_writes_a_directory(
-    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["/a/specctl", "bench", "m.yaml"])
     out = tmp_path / "run"
     arguments = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "2"]
     arguments += ["--max-tokens", "6", "--gamma", "3", "--device", "cpu", "--dtype", "float32"]
@@ -89,7 +93,7 @@ def test_bench_prints_a_table_or_json_and_writes_a_directory(
     summary = json.loads(written)
     assert summary["points"][0]["arms"][1]["num_speculative_tokens"] == 3
     assert summary["points"][0]["concurrency"] == 2
-    assert summary["environment"]["command"].startswith("specctl ")
+    assert summary["environment"]["command"] == "specctl bench m.yaml"
     for name in ("summary.json", "report.html"):
         (out / name).unlink()
     assert run(["bench", "--reanalyze", str(out)]) == 0
