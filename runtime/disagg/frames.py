@@ -16,16 +16,14 @@ from typing import TypeAlias
 import msgspec
 import torch
 
+from runtime.config import DTYPES
 from runtime.disagg.handshake import Hello
 from runtime.spec.types import SamplingParams, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("!I")
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64)
-}
+_DTYPES = {**DTYPES, "int64": torch.int64}
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

@@ -13,12 +13,11 @@ from multiprocessing import resource_tracker, shared_memory
 import msgspec
 import torch
 
+from runtime.config import DTYPES
 from runtime.disagg.copies import copy_blocks
 from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer, zeroed
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-
-_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloat16, torch.float16)}
 
 
 class MemoryTransport:
@@ -238,5 +237,5 @@ def attach(name: str) -> shared_memory.SharedMemory:
 
 
 def _view(memory: shared_memory.SharedMemory, segment: _Segment) -> torch.Tensor:
-    dtype, count = _DTYPES[segment.dtype], math.prod(segment.shape)
+    dtype, count = DTYPES[segment.dtype], math.prod(segment.shape)
     return torch.frombuffer(memory.buf, dtype=dtype, count=count).view(segment.shape)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.parallel.layout import ParallelLayout
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
@@ -47,8 +48,11 @@ class Side:
         return 1 if is_draft and not self.is_draft_split else self.tensor_parallel
 
     def rank(self, stage: int, tp_rank: int) -> int:
-        """Return a world rank; see `runtime.parallel.layout`."""
-        return (len(self.stage_layers) - 1 - stage) * self.tensor_parallel + tp_rank
+        """Return the world rank of a place."""
+        layout = ParallelLayout(
+            pipeline_parallel=len(self.stage_layers), tensor_parallel=self.tensor_parallel
+        )
+        return layout.rank(stage, tp_rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

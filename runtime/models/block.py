@@ -31,7 +31,7 @@ from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.block_heads import Confidence, Markov
 from runtime.models.dflash2 import Convolution, Selector
 from runtime.models.eagle3 import Fuse
-from runtime.models.layers import DecoderLayer, TensorSource, layer_source, rope_table
+from runtime.models.layers import DecoderLayer, TensorSource, decoder_rope_table, layer_source
 from runtime.models.support import decoder_problems
 from runtime.models.vocabulary import VocabEmbedding, VocabHead
 from runtime.parallel.ranks import ONE_RANK, Ranks
@@ -241,11 +241,8 @@ class BlockModel:
             norm_H=take("norm"),
             head=head,
             draft_to_target_R=draft_to_target_R,
-            cos_sin_TP=rope_table(
-                decoder.rope,
-                head_dim=decoder.head_dim,
-                num_positions=num_positions,
-                device=embedding.weight_RD.device,
+            cos_sin_TP=decoder_rope_table(
+                decoder, num_positions=num_positions, device=embedding.weight_RD.device
             ),
             markov=markov,
             confidence=Confidence.build(facts, take) if facts.has_confidence_head else None,

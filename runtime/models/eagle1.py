@@ -26,12 +26,12 @@ from runtime.models.layers import (
     Attention,
     DecoderLayer,
     TensorSource,
+    decoder_rope_table,
     layer_source,
-    rope_table,
 )
 from runtime.models.vocabulary import VocabEmbedding, VocabHead
 from runtime.parallel.ranks import ONE_RANK, Ranks
-from specctl.contract.manifest import Decoder, Draft
+from specctl.contract.manifest import Draft
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -166,7 +166,9 @@ class Eagle1Model:
             norm_H=take("norm") if "norm" in facts.tensors else None,
             head=head,
             draft_to_target_R=draft_to_target_R,
-            cos_sin_TP=_table(decoder, num_positions, embedding.weight_RD.device),
+            cos_sin_TP=decoder_rope_table(
+                decoder, num_positions=num_positions, device=embedding.weight_RD.device
+            ),
         )
 
     @property
@@ -239,9 +241,3 @@ class Eagle1Model:
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best draft id of each row, mapped."""
         return self.draft_to_target_R[self.head.argmax(head_input_MH, self.head_norm)]
-
-
-def _table(decoder: Decoder, num_positions: int, device: torch.device) -> torch.Tensor:
-    return rope_table(
-        decoder.rope, head_dim=decoder.head_dim, num_positions=num_positions, device=device
-    )

@@ -26,14 +26,14 @@ from runtime.models.layers import (
     Attention,
     DecoderLayer,
     TensorSource,
+    decoder_rope_table,
     layer_source,
-    rope_table,
 )
 from runtime.models.support import decoder_problems
 from runtime.models.vocabulary import VocabEmbedding, VocabHead
 from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.diagnostics import Diagnostic
-from specctl.contract.manifest import Decoder, Draft
+from specctl.contract.manifest import Draft
 
 
 def eagle3_problems(draft: Draft) -> list[Diagnostic]:
@@ -218,7 +218,9 @@ class Eagle3Model:
             norm_H=take("norm"),
             head=head,
             draft_to_target_R=draft_to_target_R,
-            cos_sin_TP=_table(decoder, num_positions, embedding.weight_RD.device),
+            cos_sin_TP=decoder_rope_table(
+                decoder, num_positions=num_positions, device=embedding.weight_RD.device
+            ),
         )
 
     @property
@@ -290,9 +292,3 @@ class Eagle3Model:
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best draft id of each row, mapped."""
         return self.draft_to_target_R[self.head.argmax(head_input_MH, self.head_norm)]
-
-
-def _table(decoder: Decoder, num_positions: int, device: torch.device) -> torch.Tensor:
-    return rope_table(
-        decoder.rope, head_dim=decoder.head_dim, num_positions=num_positions, device=device
-    )

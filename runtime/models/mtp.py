@@ -21,8 +21,8 @@ from runtime.models.chain import DraftHidden
 from runtime.models.layers import (
     DecoderLayer,
     TensorSource,
+    decoder_rope_table,
     layer_source,
-    rope_table,
 )
 from runtime.models.vocabulary import VocabEmbedding, VocabHead
 from runtime.parallel.ranks import ONE_RANK, Ranks
@@ -168,11 +168,8 @@ class MtpModel:
             ),
             head=head,
             draft_to_target_R=draft_to_target_R,
-            cos_sin_TP=rope_table(
-                decoder.rope,
-                head_dim=decoder.head_dim,
-                num_positions=num_positions,
-                device=embedding.weight_RD.device,
+            cos_sin_TP=decoder_rope_table(
+                decoder, num_positions=num_positions, device=embedding.weight_RD.device
             ),
         )
 

@@ -17,7 +17,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import RowNorm, enter_stream, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
-from runtime.models.layers import DecoderLayer, TensorSource, layer_source, rope_table
+from runtime.models.layers import DecoderLayer, TensorSource, decoder_rope_table, layer_source
 from runtime.models.support import decoder_problems
 from runtime.models.vocabulary import VocabEmbedding, VocabHead
 from runtime.parallel.ranks import ONE_RANK, Ranks
@@ -123,9 +123,8 @@ class TargetModel:
             embedding=embedding,
             norm_D=norm,
             head=head,
-            cos_sin_TP=rope_table(
-                decoder.rope,
-                head_dim=decoder.head_dim,
+            cos_sin_TP=decoder_rope_table(
+                decoder,
                 num_positions=decoder.max_position_embeddings,
                 device=layers[0].input_norm.device,
             ),

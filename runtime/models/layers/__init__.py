@@ -17,7 +17,7 @@ from runtime.models.layers.roles import (
     peagle_shapes,
     target_shapes,
 )
-from runtime.models.layers.rope import rope_problems, rope_table
+from runtime.models.layers.rope import decoder_rope_table, rope_problems, rope_table
 
 __all__ = [
     "MLP",
@@ -28,6 +28,7 @@ __all__ = [
     "Shapes",
     "TensorSource",
     "block_shapes",
+    "decoder_rope_table",
     "eagle1_shapes",
     "eagle3_shapes",
     "layer_source",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.contract.manifest import Rope
+from specctl.contract.manifest import Decoder, Rope
 
 # kind -> (numbers that must be given, numbers for which the kind itself defines a default)
 _PARAMETERS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -118,6 +118,15 @@ def rope_table(
     angles = torch.arange(num_positions).float()[:, None] * inv_freq[None, :]
     table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=1)
     return table.to(device)
+
+
+def decoder_rope_table(
+    decoder: Decoder, *, num_positions: int, device: torch.device
+) -> torch.Tensor:
+    """Return the `rope_table` of a stack of layers."""
+    return rope_table(
+        decoder.rope, head_dim=decoder.head_dim, num_positions=num_positions, device=device
+    )
 
 
 def _frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
