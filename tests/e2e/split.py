@@ -138,15 +138,17 @@ def split_servers(
     *options: str,
     num_prefill: int = 1,
     num_decode: int = 1,
+    prefill_options: Sequence[str] = (),
     decode_options: Sequence[str] = (),
 ) -> Iterator[tuple[list[Process], list[Process]]]:
     """Start prefill and decode servers, each decode server knowing all prefill servers."""
     serve = ("serve", str(manifest), "--device", "cpu", "--port", "0")
+    listen = ("--role", "prefill", "--listen", "127.0.0.1:0")
     with ExitStack() as stack:
         prefill = [
             stack.enter_context(
                 running(
-                    (*serve, "--role", "prefill", "--listen", "127.0.0.1:0", *options),
+                    (*serve, *listen, *options, *prefill_options),
                     directory / f"prefill{index}.log",
                 )
             )
