@@ -82,11 +82,3 @@ def compare(
 def test_four_prompts_over_two_roles_equal_one_engine(tmp_path: Path) -> None:
     prompts, _ = real_model.first_eight()
     compare(tmp_path, prompts[:4], max_tokens=32, seed=None)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5400)
-@pytest.mark.parametrize("seed", [None, 7])
-def test_eighty_prompts_over_two_roles_equal_one_engine(tmp_path: Path, seed: int | None) -> None:
-    prompts, _ = real_model.all_eighty()
-    compare(tmp_path, prompts, max_tokens=128, seed=seed)
