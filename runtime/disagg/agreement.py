@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.disagg.memory import carrier_failed
+from runtime.disagg.failures import carrier_failed
 from runtime.parallel.ranks import Ranks
 from specctl.contract.diagnostics import Diagnostic
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from runtime.disagg.failures import carrier_failed
 from runtime.disagg.handshake import CarrierName
-from runtime.disagg.memory import MemoryTransport, SharedTransport, carrier_failed
+from runtime.disagg.memory import MemoryTransport, SharedTransport
 from runtime.disagg.mooncake import MooncakeTransport
 from runtime.disagg.nixl import NixlTransport
 from runtime.disagg.transport import Transport

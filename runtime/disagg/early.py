@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.disagg.memory import carrier_failed
+from runtime.disagg.failures import carrier_failed
 from runtime.disagg.transport import BlockMove, Link
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 

@@ -1,6 +1,8 @@
-"""Carriers within one machine: `memory` in one process, `shared` through POSIX shared memory.
+"""Carriers within one machine: `memory` in one process, `shared` between processes.
 
-`memory` is the readable twin that tests compare the others with.
+`shared` maps POSIX shared memory where pools are on CPUs, and the memory of the GPU that both
+processes use where they are on one (see `gpu_pools`). `memory` is the readable twin that tests
+compare the others with.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import torch
 
 from runtime.config import DTYPES
 from runtime.disagg.copies import copy_blocks
-from runtime.disagg.transport import BlockMove
+from runtime.disagg.failures import carrier_failed
+from runtime.disagg.gpu_pools import GpuAddress, GpuLink, GpuReceiver, open_pool
+from runtime.disagg.transport import BlockMove, Link, Receiver
 from runtime.kv import KVLayer, zeroed
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.diagnostics import DiagnosticError
 
 
 class MemoryTransport:
@@ -106,7 +110,7 @@ class _Segment(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
 
 
-class _Address(msgspec.Struct, frozen=True, kw_only=True):
+class _Address(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
     """A pool in shared memory: keys and values of each layer in turn."""
 
     segments: list[_Segment]
@@ -124,11 +128,13 @@ class SharedTransport:
     def allocate(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return zeros in a segment of their own.
+        """Return zeros in a segment of their own; on a GPU, where all memory can be mapped, zeros.
 
         Raises:
-            DiagnosticError: SD863, the device has no POSIX shared memory.
+            DiagnosticError: SD863, the device has no memory that processes share.
         """
+        if device.type == "cuda":
+            return zeroed(shape, dtype, device)
         if device.type != "cpu":
             raise DiagnosticError(carrier_failed(self.name, f"a pool on {device}"))
         size = math.prod(shape) * dtype.itemsize
@@ -140,25 +146,29 @@ class SharedTransport:
         self._owned[tensor.data_ptr()] = (memory, segment)
         return tensor
 
-    def receive_into(self, layers: Sequence[KVLayer]) -> SharedReceiver:
+    def receive_into(self, layers: Sequence[KVLayer]) -> Receiver:
         """Offer a pool whose tensors `allocate` made.
 
         Raises:
             DiagnosticError: SD863, a tensor lies elsewhere.
         """
+        if layers[0].k.is_cuda:
+            return GpuReceiver(layers)
         tensors = [tensor for layer in layers for tensor in (layer.k, layer.v)]
         if any(tensor.data_ptr() not in self._owned for tensor in tensors):
             raise DiagnosticError(carrier_failed(self.name, "a pool outside shared memory"))
         owned = [self._owned[tensor.data_ptr()] for tensor in tensors]
         return SharedReceiver([memory for memory, _ in owned], [segment for _, segment in owned])
 
-    def connect(self, address: bytes, layers: Sequence[KVLayer]) -> SharedLink:
+    def connect(self, address: bytes, layers: Sequence[KVLayer]) -> Link:
         """Map a pool of another process.
 
         Raises:
-            DiagnosticError: SD863, a segment is gone.
+            DiagnosticError: SD863, a segment is gone, or a GPU's memory cannot be mapped here.
         """
-        found = msgspec.msgpack.decode(address, type=_Address)
+        found = msgspec.msgpack.decode(address, type=_Address | GpuAddress)
+        if isinstance(found, GpuAddress):
+            return GpuLink(tuple(layers), open_pool(found, layers[0].k.device))
         try:
             memories = [attach(segment.name) for segment in found.segments]
         except FileNotFoundError as error:
@@ -211,18 +221,6 @@ class SharedLink:
         """Let go of the mapping."""
         self._destination = ()
         self._source = ()
-
-
-def carrier_failed(name: str, found: str, *, help: str | None = None) -> Diagnostic:
-    """Return SD863 for a carrier that cannot reach a pool or did not copy."""
-    return diagnose(
-        "SD863",
-        where=f"transport `{name}`",
-        message="KV could not be written into the decode server's pool",
-        expected="a pool that can be reached until the transfer ends",
-        found=found,
-        help=help,
-    )
 
 
 def attach(name: str) -> shared_memory.SharedMemory:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from runtime.disagg.memory import carrier_failed
+from runtime.disagg.failures import carrier_failed
 from runtime.disagg.ranges import LayerPlace, byte_ranges, places_of
 from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer, zeroed

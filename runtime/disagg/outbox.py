@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.disagg.early import EarlySender, Outcome, Ready
-from runtime.disagg.memory import carrier_failed
+from runtime.disagg.failures import carrier_failed
 from runtime.disagg.reshard import HeadMove, Side
 from runtime.disagg.transport import BlockMove, Link
 from runtime.kv import KVLayer

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import Store
 from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
 from runtime.engine.stages import StageLine
 from runtime.models import TargetModel
-from runtime.parallel.channels import lost_peer
+from runtime.parallel.lost import lost_peer
 from runtime.parallel.groups import (
     PEER_TIMEOUT_S,
     Launch,

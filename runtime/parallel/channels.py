@@ -1,14 +1,15 @@
 """One-way hand-off of tensors between two stages.
 
-A message is a header, then its tensors. The header states how many there are, of which type and
-shape, so a receiver never guesses a width. A peer that is gone or silent is SD855 within the
-channel's time limit, never a wait without end.
+A message is a header, then its tensors. The header states how there are to come, how many there
+are, and of which type and shape, so a receiver never guesses a width. A peer that is gone or silent
+is SD855 within the channel's time limit, never a wait without end.
 """
 
 from __future__ import annotations
 
+import enum
+import logging
 import queue
-import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,14 +17,25 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from runtime.parallel.hand_off import HandOff, unreachable_memory
+from runtime.parallel.lost import lost_as_diagnostic, lost_peer
+from runtime.parallel.packing import Described
+from specctl.contract.diagnostics import DiagnosticError, diagnose
 
-_SOURCE_LINE = re.compile(r"^\[[^\]]*\] ")
+logger = logging.getLogger(__name__)
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 _MAX_TENSORS = 16
 _MAX_DIMS = 4
 _MAX_UNDER_WAY = 64  # parts that a peer has not taken
 _HEADER = 1 + _MAX_TENSORS * (2 + _MAX_DIMS)
+
+
+class _Way(enum.IntEnum):
+    """How the tensors of a message travel."""
+
+    HOST = 0
+    DIRECT = 1
 
 
 class Channel(Protocol):
@@ -75,11 +87,12 @@ class QueueChannel:
 
 
 class DistributedChannel:
-    """Between processes of one torch.distributed group (gloo on CPUs, NCCL between GPUs).
+    """Between processes of one torch.distributed group that carries tensors of the CPU.
 
-    A send copies and does not wait: a peer that is busy takes the message later, and two stages
-    that send to each other never wait for each other. The group's own time limit holds for every
-    transfer. Header and numbers always travel through host memory.
+    Headers, numbers and whatever lies in host memory travel through the group; tensors of the
+    model's device through `hand_off` where there is one, through host memory otherwise. A send
+    copies and does not wait: a peer that is busy takes the message later, and two stages that send
+    to each other never wait for each other.
     """
 
     def __init__(
@@ -88,58 +101,79 @@ class DistributedChannel:
         peer: int,
         *,
         device: torch.device,
-        wire: torch.device | None = None,
+        hand_off: HandOff | None = None,
     ) -> None:
         """Exchange with world rank `peer`.
 
         Args:
-            group: holds both.
+            group: holds both; its time limit holds for every transfer.
             peer: the other end.
             device: where tensors arrive.
-            wire: where they travel from and to; None: the host's memory.
+            hand_off: a way between the devices of both; the peer's channel has its other end.
         """
         self._group = group
         self._peer = peer
         self._device = device
-        self._wire = wire or torch.device("cpu")
+        self._hand_off = hand_off
         self._under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Send a header and each tensor; see `Channel.send`."""
-        header = torch.tensor(header_of(tensors), dtype=torch.int64)
-        parts = [header]
-        parts += [_copy(tensor, self._wire) for tensor in tensors if tensor.numel()]
-        try:
+        is_there = all(tensor.device.type == self._device.type for tensor in tensors)
+        if self._hand_off is not None and is_there:
+            note = self._hand_off.prepare(tensors)
+            self._send_parts(_Way.DIRECT, tensors, note)
+            if self._hand_off.complete():
+                return
+            logger.warning("%s", unreachable_memory().oneline())
+            self._hand_off = None
+        self._send_parts(_Way.HOST, tensors, b"")
+
+    def flush(self) -> None:
+        """Wait until the peer has taken everything; see `Channel.flush`."""
+        if self._hand_off is not None:
+            self._hand_off.flush()
+        with lost_as_diagnostic():
+            self._settle(0)
+
+    def receive(self) -> tuple[torch.Tensor, ...]:
+        """Return the next message; see `Channel.receive`."""
+        while True:
+            head = torch.empty(2 + _HEADER, dtype=torch.int64)
+            with lost_as_diagnostic():
+                dist.recv(head, self._peer, group=self._group)
+            way, num_note_bytes, *header = head.tolist()
+            described = parse_header(header)
+            if way == _Way.HOST:
+                return tuple(item.to(self._device) for item in self._receive_all(described))
+            (note,) = self._receive_all([(torch.uint8, (num_note_bytes,))])
+            assert self._hand_off is not None, "both ends have a way of their own, or neither has"
+            taken = self._hand_off.take(described, note.numpy().tobytes())
+            if taken is not None:
+                return taken
+            self._hand_off = None  # the peer knows, and sends it again through host memory
+
+    def _send_parts(self, way: _Way, tensors: Sequence[torch.Tensor], note: bytes) -> None:
+        """Send a header and what goes with it through the group."""
+        parts = [torch.tensor([way, len(note), *header_of(tensors)])]
+        if way == _Way.HOST:
+            parts += [_copy(tensor) for tensor in tensors if tensor.numel()]
+        elif note:
+            parts.append(torch.frombuffer(bytearray(note), dtype=torch.uint8))
+        with lost_as_diagnostic():
             for part in parts:
                 work = dist.isend(part, self._peer, group=self._group)
                 assert work is not None, "a sender is in its group"
                 self._under_way.append((work, part))  # the copy lives until it has left
             self._settle(_MAX_UNDER_WAY)
-        except RuntimeError as error:
-            raise DiagnosticError(lost_peer(_first_line(error))) from error
 
-    def flush(self) -> None:
-        """Wait until the peer has taken everything; see `Channel.flush`."""
-        try:
-            self._settle(0)
-        except RuntimeError as error:
-            raise DiagnosticError(lost_peer(_first_line(error))) from error
-
-    def receive(self) -> tuple[torch.Tensor, ...]:
-        """Return the next message; see `Channel.receive`."""
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        try:
-            dist.recv(header, self._peer, group=self._group)
-            tensors = tuple(
-                torch.empty(shape, dtype=dtype, device=self._wire)
-                for dtype, shape in parse_header(header.tolist())
-            )
+    def _receive_all(self, described: Sequence[Described]) -> list[torch.Tensor]:
+        tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in described]
+        with lost_as_diagnostic():
             for tensor in tensors:
                 if tensor.numel():
                     dist.recv(tensor, self._peer, group=self._group)
-        except RuntimeError as error:
-            raise DiagnosticError(lost_peer(_first_line(error))) from error
-        return tuple(tensor.to(self._device) for tensor in tensors)
+        return tensors
 
     def _settle(self, num_left: int) -> None:
         """Forget what has left, and wait while more than `num_left` parts have not."""
@@ -151,8 +185,8 @@ class DistributedChannel:
             self._under_way.popleft()
 
 
-def _copy(tensor: torch.Tensor, wire: torch.device) -> torch.Tensor:
-    copy = tensor.detach().to(wire, copy=True)
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().to("cpu", copy=True)
     return copy.contiguous()
 
 
@@ -167,7 +201,7 @@ def header_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     return header + [0] * (_HEADER - len(header))
 
 
-def parse_header(header: Sequence[int]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+def parse_header(header: Sequence[int]) -> list[Described]:
     """Return (dtype, shape) of each tensor of a message.
 
     Raises:
@@ -190,20 +224,3 @@ def parse_header(header: Sequence[int]) -> list[tuple[torch.dtype, tuple[int, ..
             )
         )
     return [(_DTYPES[kind], tuple(sizes[:dim])) for kind, dim, *sizes in described]
-
-
-def lost_peer(found: str) -> Diagnostic:
-    """Return SD855 for a stage that does not answer."""
-    return diagnose(
-        "SD855",
-        where="pipeline",
-        message="a neighbouring stage is gone or silent",
-        expected="a message within the time limit",
-        found=found,
-    )
-
-
-def _first_line(error: Exception) -> str:
-    """Return what a library says without its source lines and its advice."""
-    line = str(error).partition("\n")[0].partition(". ")[0]
-    return _SOURCE_LINE.sub("", line) or type(error).__name__

@@ -3,7 +3,9 @@
 A launcher (`torchrun`, or this program's own start of processes on one host) says in environment
 variables who is who; nothing else is read from them. Every wait has a limit. Facts are published in
 the store and waited for by those who need them, so nothing at start-up is a collective over ranks
-that have no part in it; the only groups are those that sum, the ranks of one stage.
+that have no part in it; the only groups are those that sum, the ranks of one stage. How tensors
+travel follows from where ranks are: NCCL between two GPUs, CUDA IPC where two ranks share one,
+gloo through host memory for the rest, for all numbers, and for sums of ranks that share a GPU.
 *Source:* the variables are those of torch.distributed's `env://` start.
 """
 
@@ -13,9 +15,10 @@ import datetime
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,8 +26,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, n
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from runtime.parallel.channels import DistributedChannel, lost_peer
+from runtime.parallel.channels import DistributedChannel
+from runtime.parallel.gpu_memory import GpuSlots, gpu_name
+from runtime.parallel.hand_off import HandOff, NcclHandOff, RingHandOff
 from runtime.parallel.layout import ParallelLayout, Place
+from runtime.parallel.lost import lost_peer
 from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
@@ -35,6 +41,8 @@ START_TIMEOUT_S = 1800.0
 _POLL_S = 0.05
 _IDLE = datetime.timedelta(days=365)
 _PREFIX = "specctl"
+Way: TypeAlias = Literal["nccl", "cuda-ipc", "gloo"]
+"""How tensors of two ranks travel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +131,7 @@ class ProcessGroups:
             layout: of all of them.
             launch: which one this is.
             store: where they meet; None: where the environment variables say.
-            device: of this process's weights; NCCL is used where every process has a GPU of its
-                own on its host, gloo on the CPU otherwise.
+            device: of this process's weights.
             peer_timeout_s: longest wait for a message.
             start_timeout_s: longest wait for the others to appear.
 
@@ -146,10 +153,9 @@ class ProcessGroups:
         self.layout = layout
         self.launch = launch
         self.place: Place = layout.place(launch.rank)
-        self.device = device
+        self.device = _indexed(device)
         self._peer_timeout_s = peer_timeout_s
         self._start_timeout_s = start_timeout_s
-        self.transport = transport_of(device, launch)
         start = datetime.timedelta(seconds=start_timeout_s)
         try:
             if store is None:
@@ -157,7 +163,7 @@ class ProcessGroups:
             store.set_timeout(start)
             self._store = PrefixStore(_PREFIX, store)
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if self.transport == "nccl" else "gloo",
+                "gloo",
                 store=store,
                 rank=launch.rank,
                 world_size=launch.world_size,
@@ -165,6 +171,13 @@ class ProcessGroups:
             )
         except (RuntimeError, OSError) as error:
             raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
+        self.publish(_gpu_key(launch.rank), gpu_name(self.device))
+        self._gpus = [self.read(_gpu_key(rank)) for rank in range(launch.world_size)]
+        self.transport = transport_of(layout, self._gpus)
+        # Made by all or by none; pairs of ranks connect when they first exchange something.
+        self._gpu_group = None
+        if "nccl" in self.transport:
+            self._gpu_group = dist.new_group(backend="nccl", timeout=_IDLE)
 
     def __enter__(self) -> ProcessGroups:
         """Return the connected process."""
@@ -188,14 +201,15 @@ class ProcessGroups:
         """Return the ranks of this process's stage; only they take part in making the group."""
         if self.layout.tensor_parallel == 1:
             return ONE_RANK
+        ranks = list(self.layout.stage_ranks(self.place.stage))
+        is_nccl = _all_apart([self._gpus[rank] for rank in ranks])
         group = dist.new_group(
-            list(self.layout.stage_ranks(self.place.stage)),
+            ranks,
             timeout=datetime.timedelta(seconds=self._peer_timeout_s),
+            backend="nccl" if is_nccl else "gloo",
             use_local_synchronization=True,
         )
-        return DistributedRanks(
-            group, wire=None if self.transport == "nccl" else torch.device("cpu")
-        )
+        return DistributedRanks(group, wire=None if is_nccl else torch.device("cpu"))
 
     def control_ranks(self) -> Ranks:
         """Return the ranks of this process's stage for what the first of them is told.
@@ -222,9 +236,22 @@ class ProcessGroups:
         """
         group = dist.group.WORLD
         assert group is not None, "the processes have met"
-        device = self.device if is_states else torch.device("cpu")
-        wire = device if self.transport == "nccl" else torch.device("cpu")
-        return DistributedChannel(group, peer, device=device, wire=wire)
+        if not is_states:
+            return DistributedChannel(group, peer, device=torch.device("cpu"))
+        return DistributedChannel(
+            group, peer, device=self.device, hand_off=self._hand_off(group, peer)
+        )
+
+    def _hand_off(self, group: dist.ProcessGroup, peer: int) -> HandOff | None:
+        way = way_between(self._gpus[self.launch.rank], self._gpus[peer])
+        if way == "cuda-ipc":
+            return RingHandOff(group, peer, GpuSlots(self.device))
+        if way == "gloo":
+            return None
+        assert self._gpu_group is not None, "two GPUs have a group"
+        return NcclHandOff(
+            self._gpu_group, peer, device=self.device, timeout_s=self._peer_timeout_s
+        )
 
     def publish(self, key: str, value: str) -> None:
         """Let every process read a value."""
@@ -253,8 +280,42 @@ class ProcessGroups:
             raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
 
 
-def transport_of(device: torch.device, launch: Launch) -> str:
-    """Return `nccl` where every process of the host has a GPU of its own, else `gloo`."""
-    if device.type != "cuda" or torch.cuda.device_count() < launch.local_world_size:
+def way_between(one: str, other: str) -> Way:
+    """Return how tensors travel between ranks on these GPUs; an empty name is a CPU."""
+    if not one or not other:
         return "gloo"
-    return "nccl"
+    return "cuda-ipc" if one == other else "nccl"
+
+
+def transport_of(layout: ParallelLayout, gpus: Sequence[str]) -> str:
+    """Return the ways of a layout's states and sums, joined with `+`.
+
+    Args:
+        layout: of all ranks.
+        gpus: names by rank; see `way_between`.
+    """
+    ways: set[str] = set()
+    for rank, gpu in enumerate(gpus):
+        following = layout.place(rank).next_rank
+        if following is not None:
+            ways.add(way_between(gpu, gpus[following]))
+    if layout.tensor_parallel > 1:
+        for stage in range(layout.pipeline_parallel):
+            is_apart = _all_apart([gpus[rank] for rank in layout.stage_ranks(stage)])
+            ways.add("nccl" if is_apart else "gloo")
+    return "+".join(sorted(ways))
+
+
+def _all_apart(gpus: Sequence[str]) -> bool:
+    """Whether every rank has a GPU of its own."""
+    return all(gpus) and len(set(gpus)) == len(gpus)
+
+
+def _gpu_key(rank: int) -> str:
+    return f"gpu/{rank}"
+
+
+def _indexed(device: torch.device) -> torch.device:
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())

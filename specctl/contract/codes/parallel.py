@@ -1,4 +1,4 @@
-"""Family 8, SD801 and SD850-SD859: pipeline and tensor parallelism."""
+"""Family 8, SD801, SD850-SD859 and SD875-SD879: pipeline and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -113,5 +113,17 @@ CODES: tuple[Code, ...] = (
             "and every proposal is noise: accept length sinks toward 1 and nothing fails."
         ),
         fix="Keep one of the tensors in the draft's files, or emit the manifest again",
+    ),
+    Code(
+        code="SD875",
+        slug="gpu-memory-not-shared",
+        severity="warning",
+        summary="Two stages share a GPU, and one process cannot map the memory of the other.",
+        why=(
+            "States then travel through host memory: two copies and a wait for the device at every "
+            "step. Output is the same; each step takes longer. Containers that do not share IPC "
+            "and process namespaces are the usual reason."
+        ),
+        fix="Run both stages in one container or with shared namespaces, or in one process",
     ),
 )

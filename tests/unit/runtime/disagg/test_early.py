@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from runtime.disagg.early import AtOnce, EarlySender, mark
-from runtime.disagg.memory import MemoryTransport, carrier_failed
+from runtime.disagg.failures import carrier_failed
+from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.transport import BlockMove, Link
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import DiagnosticError

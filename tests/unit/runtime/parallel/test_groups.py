@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runtime.parallel.gpu_memory import gpu_name
 from runtime.parallel.groups import (
     Launch,
     ProcessGroups,
     launch_environment,
     launch_of,
     transport_of,
+    way_between,
 )
 from runtime.parallel.layout import ParallelLayout
 from specctl.contract.diagnostics import DiagnosticError
@@ -37,5 +39,36 @@ def test_another_number_of_processes_than_the_layout_has_is_refused() -> None:
     assert (caught.value.diagnostics[0].expected, caught.value.diagnostics[0].found) == ("3", "4")
 
 
-def test_processes_on_cpus_use_gloo() -> None:
-    assert transport_of(torch.device("cpu"), LAUNCH) == "gloo"
+@pytest.mark.parametrize(
+    ("one", "other", "way"),
+    [("a", "b", "nccl"), ("a", "a", "cuda-ipc"), ("a", "", "gloo"), ("", "", "gloo")],
+)
+def test_the_way_between_two_ranks_follows_from_their_gpus(one: str, other: str, way: str) -> None:
+    assert way_between(one, other) == way
+    assert way_between(other, one) == way
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "gpus", "transport"),
+    [
+        (2, 1, ["", ""], "gloo"),
+        (2, 1, ["a", "a"], "cuda-ipc"),
+        (2, 1, ["a", "b"], "nccl"),
+        (3, 1, ["a", "b", "b"], "cuda-ipc+nccl"),
+        (1, 2, ["a", "b"], "nccl"),
+        (1, 2, ["a", "a"], "gloo"),
+        (2, 2, ["a", "b", "c", "d"], "nccl"),
+        (2, 2, ["a", "b", "a", "b"], "cuda-ipc+nccl"),
+        (2, 2, ["a", "a", "b", "b"], "gloo+nccl"),
+    ],
+)
+def test_the_transport_of_a_layout_names_every_way_in_it(
+    stages: int, ranks: int, gpus: list[str], transport: str
+) -> None:
+    """NCCL joins no two ranks on one GPU: their sums go through the host, in the same order."""
+    layout = ParallelLayout(pipeline_parallel=stages, tensor_parallel=ranks)
+    assert transport_of(layout, gpus) == transport
+
+
+def test_a_cpu_has_no_gpu_name() -> None:
+    assert gpu_name(torch.device("cpu")) == ""
