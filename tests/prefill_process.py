@@ -16,9 +16,7 @@ from tests.parallel_cases import small
 def main(manifest: Path, device: str) -> None:
     """Serve until standard input ends."""
     transport = make_transport("shared", host="127.0.0.1")
-    llm = LLM.from_manifest(
-        manifest, small(device), needs_tokenizer=False, allocate=transport.allocate
-    )
+    llm = LLM.from_manifest(manifest, small(device), needs_tokenizer=False)
     role = PrefillRole(llm, RoleOptions(role="prefill", listen="127.0.0.1:0"), transport)
     news, is_over = threading.Event(), threading.Event()
 

@@ -1,0 +1,230 @@
+"""Both roles of one manifest in one process, joined by queues; or one of them, as a process.
+
+What `pipeline.py` measures hand-offs with: marks on the device's stream where the last kernel of a
+prefill ends and where the first decode round starts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from runtime.config import Overrides
+from runtime.disagg.carriers import make_transport
+from runtime.disagg.early import EarlySender
+from runtime.disagg.frames import Frame, Offer
+from runtime.disagg.handshake import Hello, Layout
+from runtime.disagg.listen import Arrived, PeerEvent, Said
+from runtime.disagg.memory import MemoryTransport
+from runtime.disagg.routes import Routes
+from runtime.engine.decode_role import DecodeEngine
+from runtime.engine.llm import LLM
+from runtime.engine.prefill_role import PrefillEngine, PrefillParts
+from runtime.server.role_settings import RoleOptions
+from runtime.server.roles import PrefillRole
+
+
+class Mark:
+    """A place in a device's stream; on a CPU, whose work ends with its call, a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Mark the current stream."""
+        self._event = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self.host_s = time.perf_counter()
+
+    def us_until(self, later: Mark) -> float:
+        """Return the microseconds between two marks that the device has reached."""
+        if self._event is None or later._event is None:
+            return (later.host_s - self.host_s) * 1e6
+        later._event.synchronize()
+        return self._event.elapsed_time(later._event) * 1e3
+
+    def at_s(self, base: Mark) -> float:
+        """Return when the device got here on the host's clock; `base` marked an idle device."""
+        return base.host_s + base.us_until(self) / 1e6
+
+
+@dataclass(kw_only=True, slots=True)
+class Marks:
+    """The newest marks of one engine."""
+
+    device: torch.device
+    base: Mark | None = None
+    prefilled: Mark | None = None
+    decoding: Mark | None = None
+
+    def reset(self) -> None:
+        """Begin anew on an idle device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.base, self.prefilled, self.decoding = Mark(self.device), None, None
+
+    def gap_us(self) -> float:
+        """Return the microseconds from the end of the prefill to the start of decoding."""
+        return _reached(self.prefilled).us_until(_reached(self.decoding))
+
+    def prefilled_at_s(self) -> float:
+        """Return when the prefill ended, on the host's clock."""
+        return _reached(self.prefilled).at_s(_reached(self.base))
+
+    def decoding_at_s(self) -> float:
+        """Return when decoding started, on the host's clock."""
+        return _reached(self.decoding).at_s(_reached(self.base))
+
+    def watch(self, llm: LLM) -> None:
+        """Mark what an engine launches: the last thing of a prefill, the first of a decode."""
+        proposer = llm.caches.proposer
+        observe, propose = proposer.observe, proposer.propose
+
+        def observed(observation):
+            observe(observation)
+            if self.decoding is None:
+                self.prefilled = Mark(self.device)
+
+        def proposed(views):
+            if any(view.num_drafts for view in views):
+                self.start()
+            return propose(views)
+
+        proposer.observe, proposer.propose = observed, proposed
+        if llm.engine._pipeline is not None:
+            runner = llm.engine._pipeline._runner
+            launch = runner.launch
+
+            def launched(shape, buffer):
+                self.start()
+                launch(shape, buffer)
+
+            runner.launch = launched
+
+    def start(self) -> None:
+        """Mark the start of decoding, once."""
+        if self.decoding is None:
+            self.decoding = Mark(self.device)
+
+
+def _reached(mark: Mark | None) -> Mark:
+    if mark is None:
+        raise SystemExit("a request ended without a prefill or without a decode round")
+    return mark
+
+
+@dataclass(kw_only=True, slots=True)
+class _Queues:
+    to_prefill: deque[PeerEvent] = field(default_factory=deque)
+    to_decode: deque[Frame] = field(default_factory=deque)
+
+
+class _DecodeEnd:
+    def __init__(self, queues: _Queues) -> None:
+        self._queues = queues
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._queues.to_decode)
+
+    def send(self, frame: Frame) -> None:
+        self._queues.to_prefill.append(Said(peer="decode", frame=frame))
+
+    def poll(self) -> tuple[Frame, ...]:
+        frames = tuple(self._queues.to_decode)
+        self._queues.to_decode.clear()
+        return frames
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.has_news
+
+
+class _PrefillEnd:
+    def __init__(self, queues: _Queues) -> None:
+        self._queues = queues
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._queues.to_prefill)
+
+    def send(self, peer: str, frame: Frame) -> None:
+        self._queues.to_decode.append(frame)
+
+    def poll(self) -> tuple[PeerEvent, ...]:
+        events = tuple(self._queues.to_prefill)
+        self._queues.to_prefill.clear()
+        return events
+
+    def may_write(self, peer: str) -> bool:
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.has_news
+
+
+def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
+    """Return both roles over two LLMs of one process; KV is copied from pool to pool."""
+    transport, queues = MemoryTransport(), _Queues()
+    end, caches = _PrefillEnd(queues), prefill.caches
+    layout = Layout(stage_layers=(caches.num_target_layers,), tensor_parallel=1)
+    sender = PrefillEngine(
+        prefill.local_engine,
+        PrefillParts(
+            proposer=caches.proposer,
+            pool=caches.pool.layers,
+            num_pool_target_layers=caches.num_target_layers,
+            num_target_layers=caches.num_target_layers,
+            vocab_size=prefill.config.target_vocab_size,
+        ),
+        port=end,
+        routes=Routes(
+            transport,
+            layout=layout,
+            rank=0,
+            kv_heads=[layer.k.shape[1] for layer in caches.pool.layers],
+            pool=caches.pool.layers,
+            may_write=end.may_write,
+        ),
+        sender=EarlySender(prefill.config.device),
+        first_proposal="one_hot",
+        transfer_s=30.0,
+    )
+    receiver = transport.receive_into(decode.caches.pool.layers)
+    hello = Hello(protocol=1, role="decode", facts={}, layout=layout, transport=transport.name)
+    offer = Offer(addresses=[receiver.address])
+    queues.to_prefill.append(Arrived(peer="decode", theirs=hello, offer=offer))
+    return sender, DecodeEngine(decode.local_engine, port=_DecodeEnd(queues), name="decode")
+
+
+def serve_prefill(path: Path, overrides: Overrides) -> None:
+    """Serve prefills until standard input ends; print the address, then when each prefill ended."""
+    transport = make_transport("shared", host="127.0.0.1")
+    llm = LLM.from_manifest(path, overrides, needs_tokenizer=False)
+    role = PrefillRole(llm, RoleOptions(role="prefill", listen="127.0.0.1:0"), transport)
+    marks = Marks(device=llm.config.device)
+    marks.watch(llm)
+    news, is_over = threading.Event(), threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        is_over.set()
+        news.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    role.start(news.set)
+    print(role.peers.address, flush=True)
+    while not is_over.is_set():
+        marks.reset()
+        news.wait()
+        news.clear()
+        while role.engine.has_work and not is_over.is_set():
+            role.engine.step()
+        if marks.prefilled is not None:
+            print(marks.prefilled_at_s(), flush=True)
+    role.close()
+    llm.close()
