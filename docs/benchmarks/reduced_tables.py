@@ -130,7 +130,9 @@ def head_figures(boots: Boots, maps: Mapping[str, Path | None]) -> dict[str, Any
         }
         if path is not None:
             kept = json.loads(path.read_text(encoding="utf-8"))
-            loss, outside = 1 - per_round(part) / per_round(full), left_out(kept, target["ids"])
+            accepted = per_round(full)  # 0 at sizes that measure nothing
+            loss = (accepted - per_round(part)) / (accepted or 1.0)
+            outside = left_out(kept, target["ids"])
             found[head] |= {
                 "loss": loss,
                 "left_out_of_outputs": outside,
