@@ -20,6 +20,13 @@ from pathlib import Path
 
 import httpx
 
+from runtime.config import Overrides
+from runtime.engine.llm import LLM
+from runtime.engine.request import RequestInput
+from tests.dist.namespaces import within
+from tests.tiny import write_tiny_eagle3, write_tiny_target
+from tests.tiny_manifest import tiny_manifest, write_manifest
+
 START_LIMIT_S = 90
 CODES = {"SD860", "SD861", "SD863", "SD864", "SD866", "SD914", "SD915"}
 """How a request may end under kills, when it does not end well."""
@@ -28,6 +35,36 @@ HELD = (
     *("requests_running", "queue_depth", "requests_open", "kv_usage_ratio"),
     *("kv_quarantined_blocks", "handover_open", "handover_fenced"),
 )
+
+
+CONTEXT = 512
+
+
+def write_pair(directory: Path) -> Path:
+    """Write a tiny target and its draft, and return their manifest."""
+    target = write_tiny_target(
+        directory / "tiny-target", num_layers=2, max_position_embeddings=CONTEXT
+    )
+    draft = write_tiny_eagle3(
+        directory / "draft", target, boundary_ids=(0, 1, 2), max_position_embeddings=CONTEXT
+    )
+    return write_manifest(directory, tiny_manifest(target, draft))
+
+
+def prompts_and_answers(manifest: Path, count: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """Return prompts and what one server alone says to them."""
+    rng = random.Random(seed)
+    prompts = [
+        [rng.randrange(3, 60) for _ in range(rng.choice((3, 17, 40, 90, 200)))]
+        for _ in range(count)
+    ]
+    llm = LLM.from_manifest(manifest, Overrides(device="cpu"), needs_tokenizer=False)
+    inputs = [
+        RequestInput(request_id=str(i), prompt_ids_target=prompt, max_tokens=rng.randrange(4, 40))
+        for i, prompt in enumerate(prompts)
+    ]
+    answers = [list(done.ids_target) for done in llm.generate(inputs)]
+    return list(zip(prompts, answers, strict=True))
 
 
 def free_port() -> int:
@@ -50,11 +87,12 @@ class Zygote:
         )
         self._lock = threading.Lock()
 
-    def start(self, log: Path, kill_file: Path, arguments: Sequence[str]) -> int:
+    def start(self, log: Path, kill_file: Path, namespace: str, arguments: Sequence[str]) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:
-            self._process.stdin.write(json.dumps([str(log), str(kill_file), *arguments]) + "\n")
+            line = json.dumps([str(log), str(kill_file), namespace, *arguments])
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
             return int(self._process.stdout.readline())
 
@@ -76,6 +114,7 @@ class Server:
     arguments: tuple[str, ...]
     port: int
     pid: int = 0
+    namespace: str | None = None
 
     @property
     def log(self) -> Path:
@@ -90,7 +129,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self.pid = self.zygote.start(self.log, self.kill_file, self.arguments)
+        self.pid = self.zygote.start(self.log, self.kill_file, self.namespace or "", self.arguments)
 
     def is_alive(self) -> bool:
         return Path(f"/proc/{self.pid}/cmdline").exists() and not self._is_zombie()
@@ -105,11 +144,17 @@ class Server:
         if self.pid and self.is_alive():
             os.kill(self.pid, signal.SIGKILL)
 
+    def get(self, path: str) -> httpx.Response:
+        """Ask from the server's own namespace."""
+        return within(
+            self.namespace, lambda: httpx.get(f"{self.url}{path}", timeout=20, trust_env=False)
+        )
+
     def wait_answering(self) -> None:
         limit = time.monotonic() + START_LIMIT_S
         while True:
             try:
-                if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200:
+                if self.get("/health").status_code == 200:
                     return
             except httpx.HTTPError:
                 pass
@@ -120,7 +165,7 @@ class Server:
         """Wait until no request, block or room is held; a leak never ends."""
         limit = time.monotonic() + 60
         while True:
-            text = httpx.get(f"{self.url}/metrics", timeout=20, trust_env=False).text
+            text = self.get("/metrics").text
             lines = (line.rpartition(" ") for line in text.splitlines() if line[0] != "#")
             found = {name: float(value) for name, _, value in lines}
             held = {name: found.get(f"specctl_{name}", 0) for name in HELD}

@@ -8,47 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import Overrides
-from runtime.engine.llm import LLM
-from runtime.engine.request import RequestInput
-from tests.dist.cluster import Cluster, cluster
-from tests.tiny import write_tiny_eagle3, write_tiny_target
-from tests.tiny_manifest import tiny_manifest, write_manifest
+from tests.dist.cluster import Cluster, cluster, prompts_and_answers, write_pair
 
 pytestmark = pytest.mark.dist
 
 POINTS = tuple(
     (side, moment) for side in ("prefill", "decode") for moment in ("before", "during", "after")
 )
-CONTEXT = 512
 
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("killed")
-    target = write_tiny_target(
-        directory / "tiny-target", num_layers=2, max_position_embeddings=CONTEXT
-    )
-    draft = write_tiny_eagle3(
-        directory / "draft", target, boundary_ids=(0, 1, 2), max_position_embeddings=CONTEXT
-    )
-    return write_manifest(directory, tiny_manifest(target, draft))
-
-
-def prompts_and_answers(manifest: Path, count: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """Return prompts and what one server alone says to them."""
-    rng = random.Random(seed)
-    prompts = [
-        [rng.randrange(3, 60) for _ in range(rng.choice((3, 17, 40, 90, 200)))]
-        for _ in range(count)
-    ]
-    llm = LLM.from_manifest(manifest, Overrides(device="cpu"), needs_tokenizer=False)
-    inputs = [
-        RequestInput(request_id=str(i), prompt_ids_target=prompt, max_tokens=rng.randrange(4, 40))
-        for i, prompt in enumerate(prompts)
-    ]
-    answers = [list(done.ids_target) for done in llm.generate(inputs)]
-    return list(zip(prompts, answers, strict=True))
+    return write_pair(tmp_path_factory.mktemp("killed"))
 
 
 def check(found: Cluster, *, num_requests: int, kills: Sequence[tuple[str, str]]) -> None:

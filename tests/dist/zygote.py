@@ -1,7 +1,9 @@
 """Forks `specctl` commands from a process that has imported everything: a server in a second.
 
-Reads one JSON list a line: [log file, kill file, arguments...]; answers with the child's pid. A
-child whose kill file names a moment ends itself with SIGKILL at that moment, once.
+Reads one JSON list a line: [log file, kill file, network namespace or "", arguments...]; answers
+with the child's pid. A child whose kill file names a moment ends itself with SIGKILL at it, once.
+After `hold` and a moment it stops there as long as the file exists, and says so by a file beside it
+(`.held`).
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from runtime.disagg.peers import PrefillPeers
 from runtime.engine.engine import Engine
 from runtime.engine.prefill_role import PrefillEngine
 from specctl.cli.app import main
+from tests.dist.namespaces import enter
 
 MOMENTS = {"prefill": ("before", "during", "after"), "decode": ("before", "during", "after")}
+HOLD_POLL_S = 0.01
 WRITE_S = 0.004  # each write takes a little, so that a moment during it exists
 
 
@@ -36,9 +40,11 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children
     torch.set_num_threads(1)
     for line in sys.stdin:
-        log, kill_file, *arguments = json.loads(line)
+        log, kill_file, namespace, *arguments = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            if namespace:
+                enter(namespace)
             become(Path(log), Path(kill_file), arguments)
         sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
@@ -61,17 +67,26 @@ def become(log: Path, kill_file: Path, arguments: list[str]) -> None:
     os._exit(0)
 
 
+def stop_at(kill_file: Path, moment: str) -> None:
+    """End or hold this process where the file names the moment."""
+    try:
+        wish = kill_file.read_text()
+        if wish == moment:
+            kill_file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+    except FileNotFoundError:
+        return
+    if wish == f"hold {moment}":
+        kill_file.with_suffix(".held").touch()
+        while kill_file.exists():
+            time.sleep(HOLD_POLL_S)
+
+
 def watch_moments(kill_file: Path) -> None:
-    """End this process at the moment that the file names."""
+    """End or hold this process at the moment that the file names."""
 
     def at(moment: str) -> None:
-        try:
-            if kill_file.read_text() != moment:
-                return
-            kill_file.unlink()
-        except FileNotFoundError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+        stop_at(kill_file, moment)
 
     def before(owner: type, name: str, moment: Callable[..., str]) -> None:
         original = getattr(owner, name)
