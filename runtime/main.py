@@ -85,6 +85,7 @@ class EngineOptions:
     stage_layers: tuple[int, ...] | None = None
     stages_in_process: bool | None = None
     load_format: str | None = None
+    rank_timeout_s: float | None = None
 
     def to_overrides(self) -> Overrides:
         """Return them as the runtime takes them."""
@@ -115,6 +116,7 @@ class EngineOptions:
             stage_layers=self.stage_layers,
             stages_in_process=self.stages_in_process,
             load_format=self.load_format,
+            rank_timeout_s=self.rank_timeout_s,
         )
 
 
@@ -233,7 +235,12 @@ def _served_as_other_rank(manifest: Path, engine: EngineOptions) -> bool:
 
     if not is_other_rank():
         return False
-    serve_launched(manifest, pipeline_parallel=engine.pipeline_parallel or 1, device=engine.device)
+    serve_launched(
+        manifest,
+        pipeline_parallel=engine.pipeline_parallel or 1,
+        device=engine.device,
+        rank_timeout_s=engine.rank_timeout_s,
+    )
     return True
 
 

@@ -4,6 +4,7 @@ from runtime.config.anchor import force_anchor
 from runtime.config.resolve import resolve_config
 from runtime.config.speculation import draft_width
 from runtime.config.values import (
+    DEFAULT_RANK_TIMEOUT_S,
     DEVICE_DTYPES,
     DRAFT_PROPOSERS,
     DTYPES,
@@ -17,6 +18,7 @@ from runtime.config.values import (
 )
 
 __all__ = [
+    "DEFAULT_RANK_TIMEOUT_S",
     "DEVICE_DTYPES",
     "DRAFT_PROPOSERS",
     "DTYPES",

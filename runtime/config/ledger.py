@@ -25,6 +25,7 @@ _LOWEST = {
     "tensor_parallel": 1,
     "draft_tensor_parallel": 1,
     "pipeline_parallel": 1,
+    "rank_timeout_s": 0.5,
 }
 _SHORT = {
     "tensor_parallel": "--tp",

@@ -22,7 +22,7 @@ from runtime.config.speculation import (
     settle_length_mode,
     settle_proposer,
 )
-from runtime.config.stages import settle_staged_graphs, settle_stages
+from runtime.config.stages import settle_rank_timeout, settle_staged_graphs, settle_stages
 from runtime.config.values import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_GRAPHS,
@@ -117,6 +117,7 @@ def resolve_config(
         stage_layers=staged.layers,
         stage_mode=staged.mode,
         load_format=load_format,
+        rank_timeout_s=settle_rank_timeout(ledger, staged.mode),
         target_vocab_size=ledger.note("target_vocab_size", target.vocab_size, "manifest"),
         eos_ids_target=ledger.note("eos_ids_target", target.eos_token_ids, "manifest"),
         origins=ledger.origins,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.config.ledger import Ledger
-from runtime.config.values import GraphsMode, StageMode
+from runtime.config.values import DEFAULT_RANK_TIMEOUT_S, GraphsMode, StageMode
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import Stage, split_stages
@@ -76,6 +76,16 @@ def settle_staged_graphs(ledger: Ledger, graphs: GraphsMode, mode: StageMode) ->
     if ledger.given.graphs not in (None, "off"):
         ledger.idle("graphs", "a round over several processes is not captured")
     return ledger.note("graphs", "off", "derived")
+
+
+def settle_rank_timeout(ledger: Ledger, mode: StageMode) -> float:
+    """Return how long processes wait for each other's next word.
+
+    Findings: SD805, there is one process.
+    """
+    if mode != "processes" and ledger.given.rank_timeout_s is not None:
+        ledger.idle("rank_timeout_s", "there is one process")
+    return ledger.pick("rank_timeout_s", DEFAULT_RANK_TIMEOUT_S)
 
 
 def _settle_mode(

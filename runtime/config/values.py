@@ -51,6 +51,7 @@ DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_NGRAM = 4
 DEFAULT_GRAPHS: GraphsMode = "auto"
 DEFAULT_LENGTH_MODE: LengthMode = "static"
+DEFAULT_RANK_TIMEOUT_S = 120.0
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 4096}
 DEFAULT_MEMORY_FRACTION: Mapping[str, float] = {"cpu": 0.4, "cuda": 0.85}
 
@@ -97,6 +98,7 @@ class Overrides:
     stage_layers: tuple[int, ...] | None = None
     stages_in_process: bool | None = None
     load_format: str | None = None
+    rank_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +140,7 @@ class RuntimeConfig:
         stage_mode: `whole`: one stage; `processes`: a process for each, this one the last;
             `in-process`: one after the other in this process.
         load_format: `auto`, `safetensors`, or `dummy`, which reads no weight.
+        rank_timeout_s: that a stage or rank waits for the next word of another one.
         verification: how drafts of sampled requests are decided about.
         target_vocab_size: rows of the target's embedding.
         eos_ids_target: target ids that end a request.
@@ -176,6 +179,7 @@ class RuntimeConfig:
     stage_layers: tuple[int, ...] = ()
     stage_mode: StageMode = "whole"
     load_format: LoadFormat = "auto"
+    rank_timeout_s: float = DEFAULT_RANK_TIMEOUT_S
 
     def draft_width_of(self, num_drafts: int) -> int:
         """Return the slots in the draft forward of a round with fewer drafts, 0 without drafts."""

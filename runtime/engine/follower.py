@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from runtime.engine.engine import Engine
 from runtime.engine.llm import build_engine
 from runtime.engine.lockstep import EngineOrder, follow
-from runtime.engine.peers import HEARTBEAT_S, line_of
+from runtime.engine.peers import BEATS_PER_TIMEOUT, line_of
 from runtime.engine.stages import StageLine
 from runtime.loading import LoadedModels
 from runtime.parallel.groups import ProcessGroups
@@ -33,12 +33,14 @@ class Follower:
         control: what the first rank says comes this way.
         tokenizer: for stop strings, which end a request on every rank at the same token.
         line: to the stages before; None when there are none.
+        rank_timeout_s: that they wait for a word of this rank.
     """
 
     models: LoadedModels
     control: Ranks
     tokenizer: Tokenizer | None
     line: StageLine | None
+    rank_timeout_s: float
 
     @classmethod
     def join(
@@ -48,11 +50,18 @@ class Follower:
         groups: ProcessGroups,
         *,
         tokenizer: Tokenizer | None,
+        rank_timeout_s: float,
     ) -> Follower:
         """Return the rank of this process."""
         has_line = groups.layout.pipeline_parallel > 1
         line = line_of(groups, models.target) if has_line else None
-        return cls(models=models, control=control, tokenizer=tokenizer, line=line)
+        return cls(
+            models=models,
+            control=control,
+            tokenizer=tokenizer,
+            line=line,
+            rank_timeout_s=rank_timeout_s,
+        )
 
     def run(self) -> None:
         """Follow the first rank until it ends.
@@ -60,7 +69,7 @@ class Follower:
         Raises:
             DiagnosticError: SD853 to SD856 (a stage), SD855, SD859 (a rank).
         """
-        with _beating(self.line):
+        with _beating(self.line, self.rank_timeout_s / BEATS_PER_TIMEOUT):
             follow(self.control, self._build)
 
     def _build(self, order: EngineOrder) -> Engine:
@@ -75,7 +84,7 @@ class Follower:
 
 
 @contextmanager
-def _beating(line: StageLine | None) -> Iterator[None]:
+def _beating(line: StageLine | None, beat_s: float) -> Iterator[None]:
     """Let the stages before know that this rank lives; at the end, that they are to stop."""
     if line is None:
         yield
@@ -83,9 +92,9 @@ def _beating(line: StageLine | None) -> Iterator[None]:
     is_over = threading.Event()
 
     def beat() -> None:
-        while not is_over.wait(HEARTBEAT_S / 4):
+        while not is_over.wait(beat_s / 4):
             try:
-                line.beat(HEARTBEAT_S)
+                line.beat(beat_s)
             except DiagnosticError:
                 return  # the line remembers it, and the next step raises it
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import secrets
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +36,7 @@ class _Kind(enum.IntEnum):
     OPEN = 2
     CLOSE = 3
     STOP = 4
+    ALIVE = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,18 +96,35 @@ class _Journal:
         """Start at step 0.
 
         Args:
-            ranks: carry tensors of the CPU; waiting for the first rank may take any time.
+            ranks: carry tensors of the CPU.
         """
+        self.problem: Diagnostic | None = None
         self._ranks = ranks
         self._num_steps = 0
+        self._spoke_at_s = time.monotonic()
         self._digest = hashlib.blake2b(digest_size=8)
 
     def exchange(self, kind: _Kind, engine: int = 0, payload: bytes = b"") -> _Message:
         """Return what the first rank brings; the others bring nothing.
 
         Raises:
-            DiagnosticError: SD859, ranks have committed other ids; SD855, a rank is gone.
+            DiagnosticError: SD859, ranks have committed other ids; SD855, a rank is gone. Every
+                later call raises it again: ranks that have lost count of exchanges stay lost.
         """
+        if self.problem is not None:
+            raise DiagnosticError(self.problem)
+        try:
+            return self._exchange(kind, engine, payload)
+        except DiagnosticError as error:
+            self.problem = error.diagnostics[0]
+            raise
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last exchange."""
+        return time.monotonic() - self._spoke_at_s
+
+    def _exchange(self, kind: _Kind, engine: int, payload: bytes) -> _Message:
         # 63 bits: the tensors are signed.
         digest = int.from_bytes(self._digest.digest(), "little") >> 1
         header = torch.tensor([self._num_steps, digest, kind, engine, len(payload)])
@@ -119,6 +139,7 @@ class _Journal:
             if payload:
                 brought = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
             payload = bytes(self._ranks.gather(brought)[0].tolist())
+        self._spoke_at_s = time.monotonic()
         return _Message(kind=_Kind(first[2]), engine=first[3], payload=payload)
 
     def note(self, deltas: Sequence[RequestDelta]) -> None:
@@ -141,6 +162,27 @@ class Lockstep:
         assert ranks.rank == 0, f"rank {ranks.rank} cannot lead"
         self._journal = _Journal(ranks)
         self._num_engines = 0
+        self._is_over = False
+        self._lock = threading.Lock()  # the heartbeat is another thread's
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """What ended the hold on the others; None while it lasts."""
+        return self._journal.problem
+
+    def beat(self, quiet_s: float) -> None:
+        """Tell the others that this rank is there, unless they heard of it in the last seconds.
+
+        Raises:
+            DiagnosticError: SD855, one of them is gone or silent.
+        """
+        if not self._lock.acquire(blocking=False):
+            return  # a step is under way: they hear of it, and the step of them
+        try:
+            if not self._is_over and self.problem is None and self._journal.silent_s >= quiet_s:
+                self._journal.exchange(_Kind.ALIVE)
+        finally:
+            self._lock.release()
 
     def open(self, order: EngineOrder, build: Callable[[EngineOrder], Engine]) -> LockstepLeader:
         """Build an engine on every rank, at the same time, and lead it.
@@ -151,8 +193,10 @@ class Lockstep:
         """
         number, self._num_engines = self._num_engines, self._num_engines + 1
         config = replace(order.config, diagnostics=(), origins={})
-        self._journal.exchange(_Kind.OPEN, number, _ENCODER.encode(replace(order, config=config)))
-        return LockstepLeader(build(order), self._journal, number)
+        payload = _ENCODER.encode(replace(order, config=config))
+        with self._lock:
+            self._journal.exchange(_Kind.OPEN, number, payload)
+            return LockstepLeader(build(order), self._journal, number, self._lock)
 
     def close(self) -> None:
         """Let the other ranks end.
@@ -160,21 +204,27 @@ class Lockstep:
         Raises:
             DiagnosticError: SD859, they disagree about the last step; SD855, one is gone.
         """
-        self._journal.exchange(_Kind.STOP)
+        with self._lock:
+            self._is_over = True
+            self._journal.exchange(_Kind.STOP)
 
 
 class LockstepLeader:
     """An engine of the first rank, which tells the others what it is told."""
 
-    def __init__(self, engine: Engine, journal: _Journal, number: int) -> None:
+    def __init__(
+        self, engine: Engine, journal: _Journal, number: int, lock: threading.Lock
+    ) -> None:
         """Lead one engine; `Lockstep.open` makes it.
 
         Args:
             engine: of this rank; nobody else may call it from now on.
             journal: of this rank.
             number: of the engine among those that were opened.
+            lock: held while ranks run a step.
         """
         self._engine = engine
+        self._lock = lock
         self._journal = journal
         self._number = number
         self._commands: list[_Command] = []
@@ -232,9 +282,10 @@ class LockstepLeader:
         """
         payload = _ENCODER.encode(self._commands) if self._commands else b""
         self._commands.clear()
-        self._journal.exchange(_Kind.STEP, self._number, payload)
-        deltas = self._engine.step()
-        self._journal.note(deltas)
+        with self._lock:
+            self._journal.exchange(_Kind.STEP, self._number, payload)
+            deltas = self._engine.step()
+            self._journal.note(deltas)
         return deltas
 
     def stats(self) -> EngineStats:
@@ -251,7 +302,8 @@ class LockstepLeader:
         Raises:
             DiagnosticError: SD859, they disagree about the last step; SD855, one is gone.
         """
-        self._journal.exchange(_Kind.CLOSE, self._number)
+        with self._lock:
+            self._journal.exchange(_Kind.CLOSE, self._number)
 
 
 def local_engine(engine: Engine | LockstepLeader, config: RuntimeConfig) -> Engine:
@@ -278,8 +330,7 @@ def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
     """Run engines in step with the first rank's until that one ends.
 
     Args:
-        ranks: carry tensors of the CPU. This rank waits as long as the first one has no work, so
-            their time limit is how long a server may be idle.
+        ranks: carry tensors of the CPU; their time limit is how long the first rank may be silent.
         build: makes this rank's engine of an order.
 
     Raises:
@@ -293,7 +344,7 @@ def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
             engines[message.engine] = build(_ORDER.decode(message.payload))
         elif message.kind == _Kind.CLOSE:
             del engines[message.engine]
-        else:
+        elif message.kind == _Kind.STEP:
             engine = engines[message.engine]
             for command in _COMMANDS.decode(message.payload) if message.payload else ():
                 _obey(engine, command)

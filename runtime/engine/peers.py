@@ -15,17 +15,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
 from torch.distributed.distributed_c10d import Store
 
 from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
+from runtime.engine.lockstep import Lockstep
 from runtime.engine.stages import StageLine
 from runtime.models import TargetModel
 from runtime.parallel.lost import lost_peer
 from runtime.parallel.groups import (
-    PEER_TIMEOUT_S,
     Launch,
     ProcessGroups,
     launch_environment,
@@ -39,7 +40,8 @@ from specctl.contract.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 PLAN_KEY = "plan"
-HEARTBEAT_S = PEER_TIMEOUT_S / 8
+BEGIN_KEY = "begin"
+BEATS_PER_TIMEOUT = 8
 _WATCH_S = 0.25
 _END_TIMEOUT_S = 15.0
 
@@ -58,6 +60,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
         load_format: how files are read.
         has_draft: whether the last stage loads a draft.
         has_tokenizer: whether the last stage has texts and stop strings.
+        rank_timeout_s: that each waits for the next word of another.
     """
 
     specctl_version: str
@@ -70,6 +73,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str
     has_draft: bool
     has_tokenizer: bool
+    rank_timeout_s: float
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +100,7 @@ def plan_of(manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool) -
         load_format=config.load_format,
         has_draft=config.proposer in DRAFT_PROPOSERS,
         has_tokenizer=has_tokenizer,
+        rank_timeout_s=config.rank_timeout_s,
     )
 
 
@@ -139,13 +144,30 @@ class Started:
         return None
 
 
+class Spoken(Protocol):
+    """A way to other processes that they must hear something on: `StageLine`, `Lockstep`."""
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """What ended it; None while it lasts."""
+
+    def beat(self, quiet_s: float) -> None:
+        """Say something, unless something was said in the last seconds.
+
+        Raises:
+            DiagnosticError: SD855, a process at the other end is gone or silent.
+        """
+
+
 class Peers:
     """The other processes, as world rank 0 sees them."""
 
-    def __init__(self, groups: ProcessGroups, started: Started) -> None:
+    def __init__(self, groups: ProcessGroups, started: Started, *, rank_timeout_s: float) -> None:
         """Take both over; `meet` makes them."""
         self.groups = groups
         self.lines: list[StageLine] = []
+        self._spoken: list[Spoken] = []
+        self._beat_s = rank_timeout_s / BEATS_PER_TIMEOUT
         self._started = started
         self._lost: Diagnostic | None = None
         self._is_closing = threading.Event()
@@ -167,19 +189,28 @@ class Peers:
         started = Started(children=(), store=None)
         if launch is None:
             launch = _alone(layout.world_size, 0)
-            started = _start(path, layout, device=config.device)
+            started = _start(
+                path, layout, device=config.device, rank_timeout_s=config.rank_timeout_s
+            )
         try:
-            groups = ProcessGroups(layout, launch, store=started.store, device=config.device)
+            groups = ProcessGroups(
+                layout,
+                launch,
+                store=started.store,
+                device=config.device,
+                peer_timeout_s=config.rank_timeout_s,
+                are_others_alive=lambda: started.ended() is None,
+            )
         except DiagnosticError:
             _end(started.children, 0.0)
             raise
         groups.publish(PLAN_KEY, _plan_text(manifest, config, has_tokenizer))
-        return cls(groups, started)
+        return cls(groups, started, rank_timeout_s=config.rank_timeout_s)
 
     @property
     def problem(self) -> Diagnostic | None:
         """What ended the pipeline; None while it runs."""
-        problems = [self._lost, *(line.problem for line in self.lines)]
+        problems = [self._lost, *(item.problem for item in self._spoken)]
         return next((problem for problem in problems if problem is not None), None)
 
     def wait_until_ready(self) -> None:
@@ -196,12 +227,21 @@ class Peers:
             if report.problems:
                 raise DiagnosticError(report.problems)
 
-    def join(self, last: TargetModel) -> StageLine | None:
-        """Return the stages before this one, if any; all processes are watched from now on."""
+    def join(self, last: TargetModel, lockstep: Lockstep | None) -> StageLine | None:
+        """Return the stages before this one, if any; all processes are watched from now on.
+
+        Args:
+            last: the stage of this process.
+            lockstep: leads the other ranks of this stage; None without any.
+        """
         line = None
+        if lockstep is not None:
+            self._spoken.append(lockstep)
         if self.groups.layout.pipeline_parallel > 1:
             line = line_of(self.groups, last)
             self.lines.append(line)
+            self._spoken.append(line)
+        self.groups.publish(BEGIN_KEY, "yes")
         self._thread.start()
         return line
 
@@ -219,13 +259,14 @@ class Peers:
         self.groups.close()
 
     def _watch(self) -> None:
-        while not self._is_closing.wait(_WATCH_S):
+        while not self._is_closing.wait(min(_WATCH_S, self._beat_s)):
             if (ended := self._started.ended()) is not None:
                 self._lost = lost_peer(f"process of rank {ended} has ended")
             try:
                 for line in self.lines:
                     line.problem = line.problem or self._lost
-                    line.beat(HEARTBEAT_S)
+                for item in self._spoken:
+                    item.beat(self._beat_s)
             except DiagnosticError as error:
                 logger.error("the pipeline has ended: %s", error)
                 return
@@ -238,7 +279,9 @@ def _alone(world_size: int, rank: int) -> Launch:
     return Launch(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
 
 
-def _start(path: Path, layout: ParallelLayout, *, device: torch.device) -> Started:
+def _start(
+    path: Path, layout: ParallelLayout, *, device: torch.device, rank_timeout_s: float
+) -> Started:
     """Start every other rank on this host; each ends when this process does."""
     world_size = layout.world_size
     store, port = new_store()
@@ -248,6 +291,7 @@ def _start(path: Path, layout: ParallelLayout, *, device: torch.device) -> Start
                 *(sys.executable, "-m", "runtime.engine.stage_process"),
                 *(str(path.resolve()), "--device", device.type),
                 *("--pp", str(layout.pipeline_parallel), "--tp", str(layout.tensor_parallel)),
+                *("--rank-timeout-s", str(rank_timeout_s)),
             ],
             stdin=subprocess.PIPE,  # closed by the system when this process ends, however it ends
             stdout=subprocess.DEVNULL,

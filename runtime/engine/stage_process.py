@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from runtime.config import DTYPES
+from runtime.config import DEFAULT_RANK_TIMEOUT_S, DTYPES
 from runtime.engine.follower import Follower
-from runtime.engine.peers import PLAN_KEY, RankPlan, RankReport, ready_key
+from runtime.engine.peers import BEGIN_KEY, PLAN_KEY, RankPlan, RankReport, ready_key
 from runtime.engine.stages import StageWorker
 from runtime.engine.text import load_tokenizer
 from runtime.loading import load_models
@@ -45,7 +45,9 @@ def is_other_rank() -> bool:
     return launch is not None and launch.rank > 0
 
 
-def serve_launched(path: Path, *, pipeline_parallel: int, device: str | None) -> None:
+def serve_launched(
+    path: Path, *, pipeline_parallel: int, device: str | None, rank_timeout_s: float | None
+) -> None:
     """Serve the part of a rank that `torchrun` started with the user's own command.
 
     Raises:
@@ -61,10 +63,18 @@ def serve_launched(path: Path, *, pipeline_parallel: int, device: str | None) ->
         pipeline_parallel=pipeline_parallel,
         tensor_parallel=max(1, launch.world_size // pipeline_parallel),
         device="cuda" if has_gpu else "cpu",
+        rank_timeout_s=DEFAULT_RANK_TIMEOUT_S if rank_timeout_s is None else rank_timeout_s,
     )
 
 
-def serve_rank(path: Path, *, pipeline_parallel: int, tensor_parallel: int, device: str) -> None:
+def serve_rank(
+    path: Path,
+    *,
+    pipeline_parallel: int,
+    tensor_parallel: int,
+    device: str,
+    rank_timeout_s: float,
+) -> None:
     """Serve this process's part of a manifest until the last stage says stop.
 
     Args:
@@ -72,6 +82,7 @@ def serve_rank(path: Path, *, pipeline_parallel: int, tensor_parallel: int, devi
         pipeline_parallel: stages, as on every rank.
         tensor_parallel: ranks of a stage.
         device: `cpu` or `cuda`; the GPU is that of the local rank.
+        rank_timeout_s: longest wait for the next word of another rank, as on every rank.
 
     Raises:
         DiagnosticError: what loading raises, SD853 (another manifest), SD855 (rank 0 is gone).
@@ -80,7 +91,7 @@ def serve_rank(path: Path, *, pipeline_parallel: int, tensor_parallel: int, devi
     assert launch is not None, "a launcher started this process"
     layout = ParallelLayout(pipeline_parallel=pipeline_parallel, tensor_parallel=tensor_parallel)
     place = local_device(device, launch)
-    with ProcessGroups(layout, launch, device=place) as groups:
+    with ProcessGroups(layout, launch, device=place, peer_timeout_s=rank_timeout_s) as groups:
         try:
             worker = _load(path, groups)
         except DiagnosticError as error:
@@ -88,6 +99,7 @@ def serve_rank(path: Path, *, pipeline_parallel: int, tensor_parallel: int, devi
             groups.publish(ready_key(launch.rank), msgspec.json.encode(report).decode())
             raise
         groups.publish(ready_key(launch.rank), msgspec.json.encode(RankReport()).decode())
+        groups.read(BEGIN_KEY)  # others may load for longer than a rank may be silent
         worker.run()
 
 
@@ -126,7 +138,9 @@ def _load(path: Path, groups: ProcessGroups) -> StageWorker | Follower:
     if place.is_last:
         source = resolve_source(manifest.target.source, path.parent)
         tokenizer = load_tokenizer(source) if plan.has_tokenizer else None
-        return Follower.join(models, control, groups, tokenizer=tokenizer)
+        return Follower.join(
+            models, control, groups, tokenizer=tokenizer, rank_timeout_s=plan.rank_timeout_s
+        )
     previous, following = place.previous_rank, place.next_rank
     assert following is not None, "the last stage serves requests elsewhere"
     last = groups.layout.rank(groups.layout.pipeline_parallel - 1, place.tp_rank)
@@ -189,6 +203,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--pp", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True)
+    parser.add_argument("--rank-timeout-s", type=float, required=True)
     given = parser.parse_args()
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
     prepare_signals()
@@ -199,6 +214,7 @@ def main() -> int:
             pipeline_parallel=given.pp,
             tensor_parallel=given.tp,
             device=given.device,
+            rank_timeout_s=given.rank_timeout_s,
         )
     except DiagnosticError as error:
         logger.error("this stage ends: %s", error)

@@ -93,11 +93,12 @@ def load_staged(
         ranks, control = peers.groups.ranks(), peers.groups.control_ranks()
         models = _load(path, manifest, config, stages[-1], ranks)
         peers.wait_until_ready()
+        lockstep = Lockstep(control) if ranks.size > 1 else None
         return StagedModels(
             models=models,
             peers=peers,
-            line=peers.join(models.target),
-            lockstep=Lockstep(control) if ranks.size > 1 else None,
+            line=peers.join(models.target, lockstep),
+            lockstep=lockstep,
         )
     except BaseException:
         peers.close()

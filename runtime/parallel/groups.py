@@ -26,6 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, n
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from runtime.config import DEFAULT_RANK_TIMEOUT_S
 from runtime.parallel.channels import DistributedChannel
 from runtime.parallel.gpu_memory import GpuSlots, gpu_name
 from runtime.parallel.hand_off import HandOff, NcclHandOff, RingHandOff
@@ -34,8 +35,6 @@ from runtime.parallel.lost import lost_peer
 from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
-PEER_TIMEOUT_S = 120.0
-"""How long a process waits for the next message of a peer that is connected."""
 START_TIMEOUT_S = 1800.0
 """How long a process waits for the others to start and to load."""
 _POLL_S = 0.05
@@ -122,8 +121,9 @@ class ProcessGroups:
         *,
         store: Store | None = None,
         device: torch.device,
-        peer_timeout_s: float = PEER_TIMEOUT_S,
+        peer_timeout_s: float = DEFAULT_RANK_TIMEOUT_S,
         start_timeout_s: float = START_TIMEOUT_S,
+        are_others_alive: Callable[[], bool] | None = None,
     ) -> None:
         """Meet the other processes.
 
@@ -134,6 +134,7 @@ class ProcessGroups:
             device: of this process's weights.
             peer_timeout_s: longest wait for a message.
             start_timeout_s: longest wait for the others to appear.
+            are_others_alive: False ends that wait.
 
         Raises:
             DiagnosticError: SD855, another process did not appear; SD832, a launcher started
@@ -162,6 +163,7 @@ class ProcessGroups:
                 store, _, _ = next(iter(rendezvous("env://", timeout=start)))
             store.set_timeout(start)
             self._store = PrefixStore(_PREFIX, store)
+            self._gpus = self._meet(are_others_alive)
             dist.init_process_group(
                 "gloo",
                 store=store,
@@ -171,8 +173,6 @@ class ProcessGroups:
             )
         except (RuntimeError, OSError) as error:
             raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
-        self.publish(_gpu_key(launch.rank), gpu_name(self.device))
-        self._gpus = [self.read(_gpu_key(rank)) for rank in range(launch.world_size)]
         self.transport = transport_of(layout, self._gpus)
         # Made by all or by none; pairs of ranks connect when they first exchange something.
         self._gpu_group = None
@@ -214,18 +214,29 @@ class ProcessGroups:
     def control_ranks(self) -> Ranks:
         """Return the ranks of this process's stage for what the first of them is told.
 
-        They carry tensors of the CPU, and a wait has no limit that a server could reach by being
-        idle: a rank whose process ended closes its connections, which ends the wait at once.
+        They carry tensors of the CPU. The first rank speaks also when it has nothing to tell, so
+        that a wait with the peers' limit ends for a rank that is lost only.
         """
         if self.layout.tensor_parallel == 1:
             return ONE_RANK
         group = dist.new_group(
             list(self.layout.stage_ranks(self.place.stage)),
-            timeout=_IDLE,
+            timeout=datetime.timedelta(seconds=self._peer_timeout_s),
             backend="gloo",
             use_local_synchronization=True,
         )
         return DistributedRanks(group)
+
+    def _meet(self, are_others_alive: Callable[[], bool] | None) -> list[str]:
+        """Return the GPU of every rank, once all are there.
+
+        Connections are made afterwards: they have the peers' limit, which is shorter.
+        """
+        self.publish(_gpu_key(self.launch.rank), gpu_name(self.device))
+        return [
+            self.read(_gpu_key(rank), is_peer_alive=are_others_alive)
+            for rank in range(self.launch.world_size)
+        ]
 
     def channel(self, peer: int, *, is_states: bool) -> DistributedChannel:
         """Return a channel from or to world rank `peer`.

@@ -126,6 +126,14 @@ StagesInProcess = Annotated[
         help="Where stages run; default: in one process where they share one GPU.",
     ),
 ]
+RankTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--rank-timeout-s",
+        min=0.5,
+        help="Seconds without a word after which a stage or rank counts as lost; default 120.",
+    ),
+]
 LoadFormat = Annotated[
     str | None,
     typer.Option("--load-format", help="auto, safetensors, or dummy (made-up weights)."),
