@@ -25,7 +25,6 @@ from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
 from runtime.engine.lockstep import Lockstep
 from runtime.engine.stages import StageLine
 from runtime.models import TargetModel
-from runtime.parallel.lost import lost_peer
 from runtime.parallel.groups import (
     Launch,
     ProcessGroups,
@@ -34,6 +33,7 @@ from runtime.parallel.groups import (
     new_store,
 )
 from runtime.parallel.layout import ParallelLayout
+from runtime.parallel.lost import lost_peer
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Manifest
 
