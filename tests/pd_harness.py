@@ -237,7 +237,7 @@ def make_pair(
     )
     layout = Layout(stage_layers=(sent_from.num_target_layers,), tensor_parallel=1)
     end = PrefillEnd(wire)
-    sender = EarlySender()
+    sender = EarlySender(world.models.target.device)
     heads = [layer.k.shape[1] for layer in sent_from.pool.layers]
     engine = PrefillEngine(
         prefill,

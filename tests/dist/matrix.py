@@ -13,10 +13,12 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from specctl.contract.diagnostics import DiagnosticError
 from tests.dist.matrix_layouts import LAYOUTS, PARAMS, Answers, Settings, manifest_of
 
 
@@ -150,7 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if end is not None and time.monotonic() > end:
             sys.stdout.write(f"not run, out of time: {arm}\n")
             continue
-        outcome = folder.outcome(arm)
+        try:
+            outcome = folder.outcome(arm)
+        except (DiagnosticError, RuntimeError, AssertionError):  # the other arms say more
+            traceback.print_exc()
+            sys.stdout.write(f"failed: {arm}\n")
+            is_equal = False
+            continue
         is_equal = is_equal and outcome.is_equal
         sys.stdout.write(outcome.row() + "\n")
         sys.stdout.flush()
