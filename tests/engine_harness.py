@@ -17,6 +17,7 @@ from runtime.engine.text import load_tokenizer
 from runtime.kv import KVLayer, KVPool
 from runtime.loading import LoadedModels
 from runtime.spec.factory import DraftParts, make_proposer
+from runtime.spec.masks import MaskWish, allowed_rows
 from runtime.spec.oracle import OracleScript
 from runtime.spec.packing import pack_rows
 from runtime.spec.types import (
@@ -261,7 +262,15 @@ def reference_ids(
                 ids_target_BG=torch.zeros((1, 0), dtype=torch.int64, device=target.device),
                 num_drafts=(0,),
             )
-            last = VerifyRows(views=(view,), first_row=(len(rows) - 1,))
+            allowed: tuple[torch.Tensor, ...] = ()
+            if request.masks is not None:
+                wish = MaskWish(
+                    provider=request.masks,
+                    output_ids_target=tuple(ids[num_prompt:]),
+                    drafts_target=(),
+                )
+                allowed = (allowed_rows(wish, target.facts.vocab_size, target.device),)
+            last = VerifyRows(views=(view,), first_row=(len(rows) - 1,), allowed=allowed)
             ids.append(verify(target, hidden, last, no_drafts).committed[0][0])
             if ids[-1] in end_ids:
                 break

@@ -23,8 +23,7 @@ from runtime.engine.caches import make_caches
 from runtime.engine.device_rounds import MakeRunner, is_ragged, round_menu
 from runtime.engine.llm import LLM, build_engine
 from runtime.engine.text import load_tokenizer
-from runtime.graphs.capture import NUM_BUFFERS
-from runtime.graphs.round import DeviceRound, context_buckets
+from runtime.graphs.round import SPLIT_BUFFER, DeviceRound, context_buckets
 from runtime.graphs.state import RoundShape
 from runtime.kernels import attention
 from runtime.spec.entries import Entries
@@ -38,7 +37,7 @@ FIRST_CONTEXT = 32
 
 
 class FakeGraph:
-    """A `RoundRunner` that notes the shapes it ran."""
+    """A `RoundRunner` that notes the shapes it ran; of a split round the second half."""
 
     def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
         menu = round_menu(config)
@@ -49,8 +48,9 @@ class FakeGraph:
         self.round = round_
         self.shapes: list[RoundShape] = []
         self.num_unread_at_launch: list[int] = []
-        self._outcomes: list[list[list[int]] | None] = [None] * NUM_BUFFERS
-        self._chances: list[list[list[float]]] = [[]] * NUM_BUFFERS
+        self._outcomes: list[list[list[int]] | None] = [None] * (SPLIT_BUFFER + 1)
+        self._chances: list[list[list[float]]] = [[]] * (SPLIT_BUFFER + 1)
+        self._drafts: list[list[int]] | None = None
 
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
         return packed_row_counts(batch, num_drafts) if self.is_ragged else ()
@@ -62,7 +62,10 @@ class FakeGraph:
         )
         assert shape.num_drafts in self.draft_counts
         assert shape.context in self.contexts
-        self.num_unread_at_launch.append(sum(item is not None for item in self._outcomes))
+        assert shape.is_split == (buffer == SPLIT_BUFFER)
+        if not shape.is_split:
+            unread = self._outcomes[:SPLIT_BUFFER]
+            self.num_unread_at_launch.append(sum(item is not None for item in unread))
         self.shapes.append(shape)
         poison_padding(self.round)
         with contiguous_batches():
@@ -73,6 +76,32 @@ class FakeGraph:
         self._chances[buffer] = self.round.state.confidence_BG[: shape.batch].tolist()
         self.round.state.output_BX.fill_(-7)
         self.round.state.confidence_BG.fill_(float("nan"))
+        if shape.is_split:
+            self.spoil_split()
+
+    def launch_drafts(self, shape: RoundShape) -> None:
+        assert shape.is_split
+        assert shape.batch in self.batches
+        assert (shape.num_drafts, shape.context) == (self.draft_counts[-1], self.contexts[-1])
+        assert self._drafts is None, "drafts were not read"
+        poison_padding(self.round)
+        with contiguous_batches():
+            self.round.run_drafts(shape)
+        assert self.round.split is not None
+        kept = self.round.split.drafts_BG[: shape.batch, : shape.num_drafts]
+        self._drafts = kept.tolist()
+
+    def read_drafts(self, num_requests: int) -> list[list[int]]:
+        drafts, self._drafts = self._drafts, None
+        assert drafts is not None, "drafts were read twice"
+        return drafts[:num_requests]
+
+    def spoil_split(self) -> None:
+        """Forbid every id and change every draft: what a second half left is of no use."""
+        assert self.round.split is not None
+        self.round.split.words_BWX.fill_(0)
+        self.round.split.host_words_BWX.fill_(0)
+        self.round.split.drafts_BG.fill_(1)
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         outcome, self._outcomes[buffer] = self._outcomes[buffer], None

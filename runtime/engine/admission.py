@@ -21,7 +21,7 @@ def admit(wish: RequestInput, config: RuntimeConfig, tokenizer: Tokenizer | None
 
     Raises:
         DiagnosticError: SD904 (ranges), SD908 to SD910 (prompt), SD911 (stop strings without a
-            tokenizer), all problems together.
+            tokenizer), SD843 (grammar of another vocabulary), all problems together.
     """
     problems = list(_problems(wish, config, tokenizer))
     if problems:
@@ -40,7 +40,24 @@ def admit(wish: RequestInput, config: RuntimeConfig, tokenizer: Tokenizer | None
         num_speculative_tokens=config.num_speculative_tokens if gamma is None else gamma,
         text=None if tokenizer is None else TextStream(tokenizer, stop=wish.stop),
         is_parked_at_end=wish.is_parked_at_end,
+        masks=wish.masks,
     )
+
+
+def refuse_masks(request: RequestInput) -> None:
+    """Refuse a grammar where several processes choose a request's tokens.
+
+    Raises:
+        DiagnosticError: SD842.
+    """
+    if request.masks is not None:
+        raise DiagnosticError(
+            diagnose(
+                "SD842",
+                where=f"request={request.request_id}",
+                message="a grammar cannot follow this request to other processes",
+            )
+        )
 
 
 def _settled_params(wish: RequestInput, config: RuntimeConfig) -> SamplingParams:
@@ -63,6 +80,14 @@ def _problems(
             "SD911",
             where=f"request={wish.request_id}",
             message="stop strings need a tokenizer, and this engine has none",
+        )
+    if wish.masks is not None and wish.masks.num_ids != config.target_vocab_size:
+        yield diagnose(
+            "SD843",
+            where=f"request={wish.request_id}",
+            message=f"the grammar knows {wish.masks.num_ids} ids, the target has others",
+            expected=config.target_vocab_size,
+            found=wish.masks.num_ids,
         )
 
 

@@ -24,9 +24,8 @@ from runtime.config.cost_table import (
     save_costs,
 )
 from runtime.config.round_sizes import RoundMenu, RoundSize
-from runtime.engine.device_rounds import round_menu
+from runtime.engine.device_rounds import DeviceRounds, round_menu
 from runtime.engine.eager_timing import EagerTimer
-from runtime.engine.pipeline import DeviceRounds
 from runtime.graphs.timing import DeviceRoundTimer
 from runtime.kernels.gemm_table import gemm_table_digest
 from runtime.kv import KVLayer

@@ -23,6 +23,7 @@ from runtime.disagg.frames import (
     unpack_tensor,
 )
 from runtime.disagg.ports import PrefillPort
+from runtime.engine.admission import refuse_masks
 from runtime.engine.engine import Engine
 from runtime.engine.handover import Arrival
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
@@ -68,8 +69,9 @@ class DecodeEngine:
         """Queue a request.
 
         Raises:
-            DiagnosticError: as `Engine.admit`.
+            DiagnosticError: as `Engine.admit`; SD842, another process yields the first token.
         """
+        refuse_masks(request)
         if any(item.request_id == request.request_id for item in self._pending):
             raise DiagnosticError(
                 diagnose(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
-from runtime.engine.pipeline import DeviceRounds
 from runtime.graphs.capture import GraphReport, GraphSet
 from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_buckets
+from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundState
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
@@ -17,6 +18,25 @@ from runtime.spec.types import DeviceProposer, Proposer
 
 MakeRunner = Callable[[DeviceRound, RuntimeConfig], RoundRunner]
 """Makes the runner of a round; tests put one that runs it eagerly."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceRounds:
+    """What an engine runs rounds on the device with.
+
+    Args:
+        runner: runs rounds over `state`.
+        state: of all slots.
+        proposer: the engine's own.
+        report: what captured graphs cost.
+        round_: what the runner runs.
+    """
+
+    runner: RoundRunner
+    state: RoundState
+    proposer: DeviceProposer
+    report: GraphReport
+    round_: DeviceRound
 
 
 def round_menu(config: RuntimeConfig) -> RoundMenu:
@@ -75,8 +95,19 @@ def make_device_rounds(
         kv_block_size=config.kv_block_size,
         device=config.device,
     )
+    split = SplitState(
+        state,
+        max_batch=config.max_num_requests,
+        max_drafts=config.num_speculative_tokens,
+        num_ids=target.facts.vocab_size,
+    )
     round_ = DeviceRound(
-        target=target, target_kv=target_kv, draft=proposer, state=state, forced=forced
+        target=target,
+        target_kv=target_kv,
+        draft=proposer,
+        state=state,
+        split=None if forced is not None else split,
+        forced=forced,
     )
     if make_runner is not None:
         return DeviceRounds(

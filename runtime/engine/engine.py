@@ -18,9 +18,11 @@ from runtime.engine.admission import admit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.commit import Kept, keep_tokens, take_text
 from runtime.engine.counting import RoundCounter
+from runtime.engine.device_rounds import DeviceRounds
 from runtime.engine.forwards import Forwards, LocalForwards, RowsDone
 from runtime.engine.handover import Arrival, Handover
-from runtime.engine.pipeline import DeviceRounds, LaneResult, Pipeline
+from runtime.engine.lanes import LaneResult
+from runtime.engine.pipeline import Pipeline
 from runtime.engine.prepare import observation_of
 from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
 from runtime.engine.round import Round, StartedRound
@@ -309,8 +311,14 @@ class Engine:
                 self._drop(request, "abort")
         return [delta for delta in deltas if delta.request_id not in gone]
 
-    def _commit_results(self, results: Sequence[LaneResult]) -> list[RequestDelta]:
+    def _commit_results(self, found: Sequence[LaneResult]) -> list[RequestDelta]:
         """Take in what a round on the device yielded; the draft has observed it already."""
+        failed = [
+            self._fail(lane.request, lane.problem) for lane in found if lane.problem is not None
+        ]
+        results = [lane for lane in found if lane.problem is None]
+        if not results:
+            return failed
         requests = [result.request for result in results]
         result = RoundResult(
             committed=tuple(tuple(lane.committed) for lane in results),
@@ -324,7 +332,7 @@ class Engine:
         ]
         for request in requests:
             self._settle_blocks(request, len(request.ids_target) - 1)
-        return self._deliver(requests, kept)
+        return [*failed, *self._deliver(requests, kept)]
 
     def _deliver(
         self,

@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from runtime.config import RuntimeConfig
+from runtime.engine.admission import refuse_masks
 from runtime.engine.engine import Engine
 from runtime.engine.request import Admission, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
@@ -253,8 +254,10 @@ class LockstepLeader:
         """Queue a request on every rank; a seed is drawn here where none was given.
 
         Raises:
-            DiagnosticError: as `Engine.add_request`; the other ranks do not hear of the request.
+            DiagnosticError: as `Engine.add_request`; SD842, a grammar stays in this process. The
+                other ranks do not hear of the request.
         """
+        refuse_masks(request)
         if not request.has_seed:
             params = replace(request.params, seed=secrets.randbits(63))
             request = replace(request, params=params, has_seed=True)

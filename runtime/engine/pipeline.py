@@ -6,8 +6,12 @@ positions for that bound. A request that turns out to have ended loses its later
 one read. Whatever does not fit (prefill, general options, the end of a context, lack of blocks)
 drains the pipeline, and the eager path goes on from the same state with the same bits.
 
-Invariants: at most NUM_BUFFERS rounds are unread; only the eager path adds requests, with nothing
-unread; device state is ahead of the host's by the unread rounds exactly.
+Requests with a grammar are a group apart with split rounds (`runtime.engine.split_rounds`): their
+halves are launched between whole rounds of the others and read in the order of the device's queue.
+Where one group needs the eager path, neither starts another round.
+
+Invariants: at most NUM_BUFFERS whole rounds are unread; only the eager path adds requests, with
+nothing unread; device state is ahead of the host's by the unread rounds exactly.
 """
 
 from __future__ import annotations
@@ -19,71 +23,15 @@ from runtime.batch import RoundKind
 from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
-from runtime.engine.request import Placement, Request
+from runtime.engine.device_rounds import DeviceRounds
+from runtime.engine.lanes import Lane, LaneResult
+from runtime.engine.request import Request
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.slot_params import round_kind, slot_sampling
-from runtime.graphs.capture import NUM_BUFFERS, GraphReport
-from runtime.graphs.round import DeviceRound, RoundRunner
-from runtime.graphs.state import RoundShape, RoundState, SlotRow
-from runtime.spec.types import DeviceProposer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceRounds:
-    """What an engine runs rounds on the device with.
-
-    Args:
-        runner: runs rounds over `state`.
-        state: of all slots.
-        proposer: the engine's own.
-        report: what captured graphs cost.
-        round_: what the runner runs.
-    """
-
-    runner: RoundRunner
-    state: RoundState
-    proposer: DeviceProposer
-    report: GraphReport
-    round_: DeviceRound
-
-
-@dataclass(kw_only=True, slots=True)
-class Lane:
-    """A request that runs rounds on the device.
-
-    Args:
-        placement: what it held when it joined; another one means that it left in between.
-        limit: drafts that count in a round at most.
-        last_length: tokens with which a round may still start at most.
-        num_written_blocks: blocks of its table that the device knows.
-    """
-
-    request: Request
-    placement: Placement
-    limit: int
-    last_length: int
-    num_written_blocks: int
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the request still is what the device took it for."""
-        return self.request.placement is self.placement
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaneResult:
-    """What a round yielded for a request, before any stop or length cut.
-
-    Args:
-        num_drafts: drafts that counted.
-        committed: target ids, accepted drafts then the bonus token.
-        confidence: the draft's chances for its drafts; empty without such a head.
-    """
-
-    request: Request
-    num_drafts: int
-    committed: list[int]
-    confidence: tuple[float, ...]
+from runtime.engine.split_rounds import SplitRounds
+from runtime.graphs.round import NUM_BUFFERS
+from runtime.graphs.split import split_kind
+from runtime.graphs.state import RoundShape, SlotRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +52,24 @@ class _Size:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Flight:
-    """A round that was launched and not read."""
+class _Group:
+    """Requests whose rounds run together.
 
+    Args:
+        batch: requests of their rounds, padding included.
+        kind: how tokens are chosen.
+    """
+
+    lanes: tuple[Lane, ...] = ()
+    batch: int = 0
+    kind: RoundKind = "greedy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Flight:
+    """A whole round that was launched and not read; its number among all launches."""
+
+    number: int
     lanes: tuple[Lane, ...]
     num_drafts: tuple[int, ...]
     shape: RoundShape
@@ -139,29 +102,46 @@ class Pipeline:
         self._blocks = blocks
         self._config = config
         self._flights: deque[_Flight] = deque()
+        self._num_launches = 0
         self._next_buffer = 0
-        self._lanes: tuple[Lane, ...] = ()
+        self._whole = _Group()  # requests without a grammar
+        self._masked = _Group()  # requests with one
+        split = rounds.round_.split
+        self._split = None if split is None else SplitRounds(rounds.runner, split)
         self._seen_version: int | None = None
         self._is_written = False  # device state of all lanes is current
         self._written_drafts: tuple[int, ...] | None = None  # None: the lanes changed since
-        self._batch = 0
-        self._kind: RoundKind = "greedy"  # of the rounds to come
 
     def next_results(self) -> list[LaneResult] | None:
         """Keep rounds in flight and return the oldest one's; None: the eager path's turn.
 
         Requests that ended or left since the launch have no entry. Sync: waits for that round.
         """
+        split = self._split
         while True:
-            while len(self._flights) < NUM_BUFFERS and (size := self._prepare()) is not None:
-                self._launch(size)
-            if not self._flights:
+            # Read first what the next split round waits for: its drafts then run a round earlier.
+            if split is None or not (split.is_verifying and self._is_split_next()):
+                self._fill()
+            if split is not None and self._is_split_next():
+                self._launch_masked(split, may_wait=True)
+                results = split.read() if split.number is not None else []
+            elif self._flights:
+                results = self._read(self._flights.popleft())
+            else:
                 self._is_written = False
                 self._seen_version = None
                 return None
-            results = self._read(self._flights.popleft())
             if results:
                 return results
+
+    def _is_split_next(self) -> bool:
+        """Whether no whole round in flight is older than the split round's half."""
+        split = self._split
+        if split is None or not split.is_busy:
+            return False
+        if not self._flights:
+            return True
+        return split.number is not None and split.number < self._flights[0].number
 
     def _read(self, flight: _Flight) -> list[LaneResult]:
         if not any(lane.is_running for lane in flight.lanes):
@@ -181,57 +161,95 @@ class Pipeline:
             if lane.is_running
         ]
 
-    def _prepare(self) -> _Size | None:
-        """Make room for one more round; None when it cannot run here or is not needed."""
+    def _fill(self) -> None:
+        """Launch what may be launched without waiting; nothing new when the eager path is due."""
+        split = self._split
+        if split is not None:
+            self._launch_masked(split, may_wait=False)
         if self._scheduler.may_admit:
-            return None
+            return
         if self._seen_version != self._scheduler.version and not self._join():
-            return None
-        size = self._choose()
-        ahead = 0
-        for flight in self._flights:
-            ahead += flight.shape.width
-        width, block_size = size.count + 1, self._config.kv_block_size
-        is_needed = False
-        for lane in self._lanes:
+            return
+        if split is not None and self._masked.lanes and not split.is_busy:
+            size = self._choose(self._masked)
+            if not self._has_room(self._masked, size.count, ahead=0):
+                return
+            if not self._is_full and self._is_needed and self._prepare() is None:
+                return  # the others need the eager path
+            self._launch_split(split, size)
+        while not self._is_full and self._is_needed:
+            prepared = self._prepare()
+            if prepared is None:
+                return
+            self._launch(prepared)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether as many whole rounds are unread as there are buffers."""
+        return len(self._flights) >= NUM_BUFFERS
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether another whole round may yield a token: every unread one commits one at least."""
+        return any(
+            lane.request.max_length - len(lane.request.ids_target) > len(self._flights)
+            for lane in self._whole.lanes
+        )
+
+    def _prepare(self) -> _Size | None:
+        """Make room for one more whole round; None when it cannot run here."""
+        size = self._choose(self._whole)
+        ahead = sum(flight.shape.width for flight in self._flights)
+        return size if self._has_room(self._whole, size.count, ahead=ahead) else None
+
+    def _has_room(self, group: _Group, count: int, *, ahead: int) -> bool:
+        """Give requests the blocks of one more round; False where one cannot have it here.
+
+        Args:
+            group: whose round.
+            count: drafts that the draft makes for each.
+            ahead: tokens that unread rounds may have added.
+        """
+        block_size = self._config.kv_block_size
+        for lane in group.lanes:
             length = len(lane.request.ids_target) + ahead
             if length > lane.last_length:
-                return None
-            # Every unread round commits one token at least.
-            if lane.request.max_length - len(lane.request.ids_target) > len(self._flights):
-                is_needed = True
-            table, num_slots = lane.placement.table, length + width - 1
+                return False
+            table, num_slots = lane.placement.table, length + count
             if len(table.blocks) * block_size < num_slots and not self._blocks.extend(
                 table, num_slots=num_slots
             ):
-                return None
-        return size if is_needed else None
+                return False
+        return True
 
-    def _choose(self) -> _Size:
+    def _choose(self, group: _Group) -> _Size:
         """Choose each lane's drafts from what was read so far, and the size that holds them."""
         choice = self._scheduler.choose_drafts(
-            [lane.request for lane in self._lanes], [lane.limit for lane in self._lanes]
+            [lane.request for lane in group.lanes], [lane.limit for lane in group.lanes]
         )
         num_drafts = choice.num_drafts
         most, num_rows = max(num_drafts), sum(num_drafts) + len(num_drafts)
-        if choice.size is not None and self._config.length_mode == "compact":
+        if group is self._masked:
+            most = self._runner.draft_counts[-1]
+        elif choice.size is not None and self._config.length_mode == "compact":
             most, num_rows = choice.size.num_drafts, choice.size.num_rows
         count = smallest_fit(self._runner.draft_counts, most)
         assert count is not None, "lanes join within the sizes that are captured"
-        is_dense = self._kind == "rejection"
-        packed = () if is_dense else self._runner.packed_row_counts(self._batch, count)
+        is_dense = group.kind == "rejection" or group is self._masked
+        packed = () if is_dense else self._runner.packed_row_counts(group.batch, count)
         return _Size(
-            batch=self._batch,
+            batch=group.batch,
             count=count,
             num_packed_rows=smallest_fit(packed, num_rows),
             num_drafts=num_drafts,
         )
 
     def _launch(self, size: _Size) -> None:
+        group = self._whole
         ahead = sum(flight.shape.width for flight in self._flights)
-        longest = max(len(lane.request.ids_target) for lane in self._lanes)
+        longest = max(len(lane.request.ids_target) for lane in group.lanes)
         # Rounds that draw are made for the longest context only.
-        contexts = self._runner.contexts if self._kind == "greedy" else self._runner.contexts[-1:]
+        contexts = self._runner.contexts if group.kind == "greedy" else self._runner.contexts[-1:]
         context = smallest_fit(contexts, longest + ahead + size.count)
         assert context is not None, "`_prepare` keeps rounds within the context"
         shape = RoundShape(
@@ -239,26 +257,46 @@ class Pipeline:
             num_drafts=size.count,
             context=context,
             num_packed_rows=size.num_packed_rows,
-            kind=self._kind,
+            kind=group.kind,
         )
-        self._write(size)
+        if self._written_drafts != size.num_drafts:
+            self._state.write_batch([lane.placement.slot for lane in group.lanes], size.num_drafts)
+            self._written_drafts = size.num_drafts
+        self._write(group)
         self._runner.launch(shape, self._next_buffer)
         self._flights.append(
             _Flight(
-                lanes=self._lanes,
+                number=self._num_launches,
+                lanes=group.lanes,
                 num_drafts=size.num_drafts,
                 shape=shape,
                 buffer=self._next_buffer,
             )
         )
+        self._num_launches += 1
         self._next_buffer = (self._next_buffer + 1) % NUM_BUFFERS
 
-    def _write(self, size: _Size) -> None:
-        """Bring drafts and block tables on the device up to date, or all after an eager step."""
-        if self._written_drafts != size.num_drafts:
-            self._state.write_batch([lane.placement.slot for lane in self._lanes], size.num_drafts)
-            self._written_drafts = size.num_drafts
+    def _launch_split(self, split: SplitRounds, size: _Size) -> None:
+        self._write(self._masked)
+        shape = RoundShape(
+            batch=size.batch,
+            num_drafts=size.count,
+            context=self._runner.contexts[-1],
+            kind=split_kind(self._masked.kind),
+            is_split=True,
+        )
+        split.start(self._masked.lanes, size.num_drafts, shape, self._num_launches)
+        self._num_launches += 1
+
+    def _launch_masked(self, split: SplitRounds, *, may_wait: bool) -> None:
+        """Launch the second half of a split round if its masks are made, or once they are."""
+        self._num_launches += split.launch_masked(self._num_launches, may_wait=may_wait)
+
+    def _write(self, group: _Group) -> None:
+        """Bring block tables of a group up to date, or all of every lane after an eager step."""
+        lanes = group.lanes
         if not self._is_written:
+            lanes = (*self._whole.lanes, *self._masked.lanes)
             self._state.write_requests(
                 [
                     SlotRow(
@@ -268,46 +306,63 @@ class Pipeline:
                         blocks=lane.placement.table.blocks,
                         sampling=slot_sampling(lane.request.params),
                     )
-                    for lane in self._lanes
+                    for lane in lanes
                 ]
             )
             self._is_written = True
         else:
             cells = [
                 (lane.placement.slot, index, lane.placement.table.blocks[index])
-                for lane in self._lanes
+                for lane in lanes
                 if lane.num_written_blocks < len(lane.placement.table.blocks)
                 for index in range(lane.num_written_blocks, len(lane.placement.table.blocks))
             ]
             if not cells:
                 return
             self._state.write_blocks(cells)
-        for lane in self._lanes:
+        for lane in lanes:
             lane.num_written_blocks = len(lane.placement.table.blocks)
 
     def _join(self) -> bool:
         """Take the running requests as lanes; False when one of them needs the eager path."""
         running = self._scheduler.running
-        kind = round_kind([request.params for request in running])
-        if kind is None or not all(_may_join(request) for request in running):
+        if not running or not all(_may_join(request) for request in running):
             return False
-        known = {id(lane.placement): lane for lane in self._lanes} if self._is_written else {}
+        old = (*self._whole.lanes, *self._masked.lanes)
+        known = {id(lane.placement): lane for lane in old} if self._is_written else {}
         if known and any(id(request.placed) not in known for request in running):
-            if self._flights:
+            if self._flights or (self._split is not None and self._split.is_busy):
                 return False  # one whose prompt came from elsewhere: all are written anew
             self._is_written, known = False, {}
         lanes = tuple(known.get(id(request.placed)) or self._lane(request) for request in running)
-        num_rows = sum(lane.limit + 1 for lane in lanes)
-        batch = smallest_fit(self._runner.batches, len(lanes))
-        count = smallest_fit(self._runner.draft_counts, max(lane.limit for lane in lanes))
-        if batch is None or count is None or num_rows > self._config.max_num_batched_tokens:
+        if sum(lane.limit + 1 for lane in lanes) > self._config.max_num_batched_tokens:
             return False
-        for lane in lanes:  # rows beyond a lane's own drafts need positions, too
-            lane.last_length = min(lane.last_length, self._config.max_model_len - count - 1)
-        self._lanes, self._batch, self._written_drafts = lanes, batch, None
-        self._kind = kind
+        groups = [
+            self._group(tuple(lane for lane in lanes if (lane.request.masks is None) is is_whole))
+            for is_whole in (True, False)
+        ]
+        whole, masked = groups
+        if whole is None or masked is None or (masked.lanes and self._split is None):
+            return False
+        self._whole, self._masked, self._written_drafts = whole, masked, None
         self._seen_version = self._scheduler.version
         return True
+
+    def _group(self, lanes: tuple[Lane, ...]) -> _Group | None:
+        """Return lanes as a group with sizes that are captured; None where there are none."""
+        if not lanes:
+            return _Group()
+        kind = round_kind([lane.request.params for lane in lanes])
+        batch = smallest_fit(self._runner.batches, len(lanes))
+        most = max(lane.limit for lane in lanes)
+        if lanes[0].request.masks is not None:
+            most = self._runner.draft_counts[-1]
+        count = smallest_fit(self._runner.draft_counts, most)
+        if kind is None or batch is None or count is None:
+            return None
+        for lane in lanes:  # rows beyond a lane's own drafts need positions, too
+            lane.last_length = min(lane.last_length, self._config.max_model_len - count - 1)
+        return _Group(lanes=lanes, batch=batch, kind=kind)
 
     def _lane(self, request: Request) -> Lane:
         limit = self._scheduler.wanted_drafts(request)

@@ -13,6 +13,7 @@ from typing import Literal
 from runtime.engine.block_manager import BlockTable
 from runtime.engine.text import TextStream
 from runtime.spec.adaptive import Acceptance
+from runtime.spec.masks import MaskProvider, MaskWish
 from runtime.spec.received import ReceivedDrafts
 from runtime.spec.types import RequestView, SamplingParams, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic
@@ -35,6 +36,7 @@ class RequestInput:
         has_seed: whether `params.seed` was given; False draws one at admission.
         num_speculative_tokens: drafts per round, at most the engine's number; None: the engine's.
         is_parked_at_end: whether slot and blocks stay taken when it ends, until `Engine.retire`.
+        masks: grammar that its tokens keep to, of this request alone; None: any tokens.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class RequestInput:
     has_seed: bool = True
     num_speculative_tokens: int | None = None
     is_parked_at_end: bool = False
+    masks: MaskProvider | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +158,7 @@ class Request:
         num_cached_tokens: prefix hit of the first admission; None before it.
         acceptance: what its rounds have shown.
         is_parked_at_end: whether it keeps slot and blocks when it ends, until it is retired.
+        masks: grammar that its tokens keep to; None: any tokens.
     """
 
     request_id: str
@@ -171,6 +175,7 @@ class Request:
     num_accepted_drafts: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     is_parked_at_end: bool = False
+    masks: MaskProvider | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -194,6 +199,16 @@ class Request:
             params=self.params,
             block_table=placed.table.blocks,
             num_drafts=num_drafts,
+        )
+
+    def mask_wish(self, drafts_target: Sequence[int]) -> MaskWish | None:
+        """Return what its grammar is asked in a round with these drafts; None without a grammar."""
+        if self.masks is None:
+            return None
+        return MaskWish(
+            provider=self.masks,
+            output_ids_target=tuple(self.ids_target[self.num_prompt_tokens :]),
+            drafts_target=tuple(drafts_target),
         )
 
     def usage(self) -> Usage:

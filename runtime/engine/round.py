@@ -18,9 +18,10 @@ from runtime.kv import KVLayer
 from runtime.models import TargetModel
 from runtime.parallel.messages import SlotNews
 from runtime.spec.forced import ForcedLengths
+from runtime.spec.masks import allowed_rows
 from runtime.spec.received import propose_or_receive
 from runtime.spec.types import Proposer, RoundResult
-from runtime.spec.verify import verify
+from runtime.spec.verify import VerifyRows, verify
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,14 +106,16 @@ def finish_round(
     `forced` decides in the target's place how many drafts are committed (benchmarks only);
     `on_rows` is told of every layer whose keys and values of these rows were launched.
 
-    Sync: one, in verify (two when a request has penalties).
+    Sync: one, in verify; one more each when a request has penalties and when one has a grammar.
     """
     for placed in started.placements:
         placed.is_under_way = False
     packed = started.packed
     output = forwards.collect(on_rows)
     decide = verify if forced is None else forced.verify
-    result = decide(target, output.hidden_ND, packed.rows, packed.proposal)
+    # Here, not before the forward: the host makes masks while the device computes.
+    rows = masked_rows(packed, target.facts.vocab_size)
+    result = decide(target, output.hidden_ND, rows, packed.proposal)
     return Round(
         packed=packed,
         result=_capped(result, [work.max_accepted for work in started.plan.decodes]),
@@ -121,6 +124,24 @@ def finish_round(
             target.final_states(output.hidden_ND) if proposer.needs_final_hidden else None
         ),
     )
+
+
+def masked_rows(packed: PackedRound, num_ids: int) -> VerifyRows:
+    """Return the rows of a round with the masks of the requests that have a grammar.
+
+    Sync: one if there are such requests: their drafts are read.
+    """
+    if all(request.masks is None for request in packed.yielding):
+        return packed.rows
+    device = packed.batch.ids_target_N.device
+    drafts = packed.proposal.ids_target_BG.tolist()
+    allowed: list[torch.Tensor | None] = []
+    for request, row, count in zip(
+        packed.yielding, drafts, packed.proposal.num_drafts, strict=True
+    ):
+        wish = request.mask_wish(row[:count])
+        allowed.append(None if wish is None else allowed_rows(wish, num_ids, device))
+    return replace(packed.rows, allowed=tuple(allowed))
 
 
 def _news(span: RowSpan) -> SlotNews:

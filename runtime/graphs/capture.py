@@ -19,13 +19,12 @@ import torch
 
 from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
-from runtime.graphs.round import DeviceRound
+from runtime.graphs.round import NUM_BUFFERS, SPLIT_BUFFER, DeviceRound
+from runtime.graphs.split import split_kind
 from runtime.graphs.state import RoundShape
 from specctl.contract.diagnostics import Diagnostic, diagnose
 
 KINDS: tuple[RoundKind, ...] = get_args(RoundKind)
-NUM_BUFFERS = 2
-"""Rounds in flight at most: one runs while the one before it is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +32,7 @@ class GraphReport:
     """What captured graphs cost.
 
     Args:
-        num_graphs: captured shapes.
+        num_graphs: captured graphs; a split round has two.
         capture_s: seconds that capturing took, warm-up and kernel compilation included.
         memory_bytes: device memory that it took.
         skipped_batches: batch sizes whose graphs did not fit into device memory.
@@ -89,31 +88,28 @@ class GraphSet:
         self.contexts = tuple(contexts)
         self._is_ragged = is_ragged
         self._output_BX = round_.state.output_BX
+        self._split = round_.split
+        num_buffers = NUM_BUFFERS if self._split is None else SPLIT_BUFFER + 1
         self._pinned: tuple[torch.Tensor, ...] = tuple(
             torch.zeros(self._output_BX.shape, dtype=torch.int64, pin_memory=True)
-            for _ in range(NUM_BUFFERS)
+            for _ in range(num_buffers)
         )
-        self._events = tuple(_event() for _ in range(NUM_BUFFERS))
-        self._widths = [0] * NUM_BUFFERS
+        self._events = tuple(_event() for _ in range(num_buffers))
+        self._widths = [0] * num_buffers
+        num_rows, max_drafts = round_.state.confidence_BG.shape
+        self._pinned_drafts = torch.zeros(
+            (num_rows, max(1, max_drafts)), dtype=torch.int64, pin_memory=True
+        )
+        self._drafts_event, self._num_split_drafts = _event(), 0
         self._confidence_BG = round_.state.confidence_BG if round_.has_confidence else None
         self._chances = tuple(
             torch.zeros(round_.state.confidence_BG.shape, pin_memory=True)
-            for _ in range(NUM_BUFFERS if round_.has_confidence else 0)
+            for _ in range(num_buffers if round_.has_confidence else 0)
         )
         shapes = [
-            RoundShape(
-                batch=batch,
-                num_drafts=num_drafts,
-                context=context,
-                num_packed_rows=num_rows,
-                kind=kind,
-            )
+            shape
             for batch in reversed(batches)  # the largest first: smaller ones reuse its memory
-            for kind in kinds
-            for num_drafts in reversed(self.draft_counts)
-            for num_rows in (None, *reversed(self.packed_row_counts(batch, num_drafts)))
-            if kind != "rejection" or num_rows is None
-            for context in reversed(self.contexts if kind == "greedy" else self.contexts[-1:])
+            for shape in self._shapes(batch, kinds)
         ]
         free_before, _ = torch.cuda.mem_get_info(device)
         start = time.perf_counter()
@@ -122,7 +118,7 @@ class GraphSet:
         self.batches = tuple(batch for batch in batches if batch in captured)
         free_after, _ = torch.cuda.mem_get_info(device)
         self.report = GraphReport(
-            num_graphs=len(self._graphs),
+            num_graphs=sum(len(halves) for halves in self._graphs.values()),
             capture_s=time.perf_counter() - start,
             memory_bytes=max(0, free_before - free_after),
             skipped_batches=tuple(batch for batch in batches if batch not in captured),
@@ -134,7 +130,7 @@ class GraphSet:
 
     def launch(self, shape: RoundShape, buffer: int) -> None:
         """Replay a round and copy its outcome to the host; see `RoundRunner`."""
-        self._graphs[shape].replay()
+        self._graphs[shape][-1].replay()
         num_rows, width = shape.batch, shape.width + 1
         self._pinned[buffer][:num_rows].copy_(self._output_BX[:num_rows], non_blocking=True)
         if self._confidence_BG is not None:
@@ -143,6 +139,54 @@ class GraphSet:
             )
         self._events[buffer].record(torch.cuda.current_stream(self._output_BX.device))
         self._widths[buffer] = width
+
+    def launch_drafts(self, shape: RoundShape) -> None:
+        """Replay the first half of a split round and copy its drafts; see `RoundRunner`."""
+        assert self._split is not None, "a split round has a state of its own"
+        self._graphs[shape][0].replay()
+        drafts_BG = self._split.drafts_BG[: shape.batch]
+        self._pinned_drafts[: shape.batch].copy_(drafts_BG, non_blocking=True)
+        self._drafts_event.record(torch.cuda.current_stream(drafts_BG.device))
+        self._num_split_drafts = shape.num_drafts
+
+    def read_drafts(self, num_requests: int) -> list[list[int]]:
+        """Wait for the drafts of a split round; see `RoundRunner`."""
+        self._drafts_event.synchronize()
+        drafts_BG = self._pinned_drafts[:num_requests, : self._num_split_drafts]
+        rows: list[list[int]] = drafts_BG.tolist()
+        return rows
+
+    def _shapes(self, batch: int, kinds: Sequence[RoundKind]) -> list[RoundShape]:
+        """Return the rounds of a batch size: whole ones, then split ones of each kind.
+
+        A split round waits for the host anyway: it has one draft count and one context.
+        """
+        whole = [
+            RoundShape(
+                batch=batch,
+                num_drafts=num_drafts,
+                context=context,
+                num_packed_rows=num_rows,
+                kind=kind,
+            )
+            for kind in kinds
+            for num_drafts in reversed(self.draft_counts)
+            for num_rows in (None, *reversed(self.packed_row_counts(batch, num_drafts)))
+            if kind != "rejection" or num_rows is None
+            for context in reversed(self.contexts if kind == "greedy" else self.contexts[-1:])
+        ]
+        if self._split is None:
+            return whole
+        return whole + [
+            RoundShape(
+                batch=batch,
+                num_drafts=self.draft_counts[-1],
+                context=self.contexts[-1],
+                kind=kind,
+                is_split=True,
+            )
+            for kind in dict.fromkeys(map(split_kind, kinds))
+        ]
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         """Wait for a buffer's round and return its outcome; see `RoundRunner`."""
@@ -183,10 +227,11 @@ def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda
 @torch.inference_mode()
 def _capture(
     round_: DeviceRound, shapes: Sequence[RoundShape]
-) -> dict[RoundShape, torch.cuda.CUDAGraph]:
-    """Return a graph for each shape.
+) -> dict[RoundShape, tuple[torch.cuda.CUDAGraph, ...]]:
+    """Return the graph of each shape, the graphs of both halves where it is split.
 
-    Each shape runs once before its capture: kernels are compiled and modules loaded outside of it.
+    Each of them runs once before its capture: kernels are compiled and modules loaded outside of
+    it. What a half leaves for the next one is in tensors of its own: graphs share their memory.
     """
     device = round_.state.device
     pool = torch.cuda.graph_pool_handle()
@@ -194,19 +239,24 @@ def _capture(
     gc.collect()
     torch.cuda.synchronize(device)
 
-    def capture_one(shape: RoundShape) -> torch.cuda.CUDAGraph:
-        round_.run(shape)
+    def capture_run(run: Callable[[RoundShape], None], shape: RoundShape) -> torch.cuda.CUDAGraph:
+        run(shape)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            round_.run(shape)
+            run(shape)
         except torch.OutOfMemoryError:
             with contextlib.suppress(RuntimeError):  # the capture itself may be spoilt by then
                 graph.capture_end()
             raise
         graph.capture_end()
         return graph
+
+    def capture_one(shape: RoundShape) -> tuple[torch.cuda.CUDAGraph, ...]:
+        has_first_half = shape.is_split and shape.num_drafts > 0
+        halves = (round_.run_drafts, round_.run) if has_first_half else (round_.run,)
+        return tuple(capture_run(half, shape) for half in halves)
 
     with torch.cuda.stream(stream):
         graphs = capture_what_fits(shapes, capture_one, on_full=torch.cuda.empty_cache)

@@ -4,11 +4,15 @@ Nothing here reads the device from the host, so the function may be captured; ru
 readable twin of the captured round and serves the CPU. It gives the tokens and the draft state of
 `runtime.engine.round` bit for bit: the same rows with the same positions, beside other rows.
 
+Requests with a grammar run the same round in two halves (`run_drafts`, then `run`), between which
+the host makes masks from the drafts (`runtime.graphs.split`).
+
 Rows beyond a request's drafts and beyond the accepted ones are computed and ignored: they write
 keys and values only where the next round writes before it reads. Rows of padding requests sit in
 the padding slot and write to block 0.
 
-Legend: B requests, G drafts, W = G + 1 rows of each request, N = B W rows.
+Legend: B requests, G drafts, W = G + 1 rows of each request, N = B W rows; M rows of a part of
+them, V target ids, X words of a mask.
 """
 
 from __future__ import annotations
@@ -27,9 +31,12 @@ from runtime.batch import (
     RoundStates,
     packed,
 )
+from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.accept import accept
 from runtime.kernels.draw import draw_accepted, draw_tokens
+from runtime.kernels.law import MASKED, comparable
+from runtime.kernels.masks import row_faults, unpack_mask
 from runtime.kernels.noise import TOKEN_DRAW
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
@@ -58,6 +65,7 @@ class DeviceRound:
         target_kv: its layers of the pool.
         draft: who drafts.
         state: what rounds read and write.
+        split: what rounds of requests with a grammar read and write besides; None: there are none.
         forced: in a benchmark of forced lengths, with dense rounds; None: the target decides.
     """
 
@@ -65,6 +73,7 @@ class DeviceRound:
     target_kv: Sequence[KVLayer]
     draft: RoundDraft
     state: RoundState
+    split: SplitState | None = None
     forced: LengthSchedule | None = None
 
     @property
@@ -83,20 +92,49 @@ class DeviceRound:
         """Run one round of the requests in `state.slots_B[:shape.batch]`.
 
         Reads and advances `state`, the caches and the draft's own state; the outcome is in
-        `state.output_BX`.
+        `state.output_BX`. Of a split shape it is the second half of the round of the requests in
+        `split.slots_B`; an outcome below 0 there is the fault of a row, negated.
 
         Exactness: the tokens are the target's choices; padding alters no request.
         Sync: none (CUDA).
         """
-        state = self.state
-        requests = state.requests(shape)
+        if not shape.is_split:
+            requests = self.state.requests(shape)
+            self._verify(shape, requests, self.draft.draft_round(requests, shape.num_drafts))
+            return
+        assert self.split is not None, "a split round has a state of its own"
+        requests = self.split.requests(shape)
+        drafts_BG = self.split.drafts(shape, requests.laws)
+        self._verify(shape, requests, drafts_BG, self.split.words(shape))
+
+    def run_drafts(self, shape: RoundShape) -> None:
+        """Run the first half of a split round: its drafts are in `split.drafts_BG`.
+
+        Sync: none (CUDA).
+        """
+        assert self.split is not None, "a split round has a state of its own"
+        requests = self.split.requests(shape)
         drafts_BG = self.draft.draft_round(requests, shape.num_drafts)
+        self.split.keep(shape, drafts_BG, requests.laws)
+
+    def _verify(
+        self,
+        shape: RoundShape,
+        requests: RoundRequests,
+        drafts_BG: torch.Tensor,
+        words_NX: torch.Tensor | None = None,
+    ) -> None:
+        """Run everything of a round that comes after its drafts.
+
+        Sync: none (CUDA).
+        """
+        state = self.state
         ids_BW = requests.newest_ids_target_B[:, None]
         if shape.num_drafts:
             ids_BW = torch.cat([ids_BW, drafts_BG], dim=1)
         batch = requests.verify_batch(ids_BW)
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
-        chosen_N = self._choose(requests, batch, output.hidden_ND, drafts_BG)
+        chosen_N, faults_N = self._choose(requests, batch, output.hidden_ND, drafts_BG, words_NX)
         chosen_BW = requests.per_request(chosen_N)
         num_drafts_B = requests.num_drafts_B
         if self.forced is not None:
@@ -119,6 +157,10 @@ class DeviceRound:
             ),
         )
         state.commit(requests, chosen_BW, num_accepted_B)
+        if faults_N is not None:
+            told_BW = state.output_BX[: shape.batch, 1 : shape.width + 1]
+            faults_BW = requests.per_request(faults_N)
+            told_BW.copy_(torch.where(faults_BW > 0, -faults_BW, chosen_BW))
         if self.has_confidence:
             assert isinstance(self.draft, ConfidentDraft), "it has confidences"
             known_BG = self.draft.confidence_SG.index_select(0, requests.slots_B)
@@ -131,45 +173,64 @@ class DeviceRound:
         batch: PreparedBatch,
         hidden_ND: torch.Tensor,
         drafts_BG: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return int64 [N], the token at each row: the draft after it where that stays.
+        words_NX: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the token at each row and, with masks, its fault: int64 [N] each.
+
+        The token is the draft after the row where that stays.
 
         Sync: none (CUDA).
         """
         sampling = requests.sampling
         if sampling is None:
-            return self.target.greedy_ids(hidden_ND)
+            assert words_NX is None, "rows with masks need logits"
+            return self.target.greedy_ids(hidden_ND), None
         # Padding rows of a packed round are those of one request more.
         request_N = batch.row_request_N.long().clamp(max=sampling.is_sampled_B.shape[0] - 1)
         position_N = batch.positions_N + 1
-        if requests.laws is not None and drafts_BG.shape[1]:
-            assert requests.layout is None, "rounds with laws are dense"
-            chosen = [
-                draw_accepted(
-                    self.target.logits(hidden_ND[part]),
-                    requests,
-                    drafts_BG,
-                    rows_M=torch.arange(part.start, part.stop, device=hidden_ND.device),
+        is_rejection = requests.laws is not None and drafts_BG.shape[1] > 0
+        assert not is_rejection or requests.layout is None, "rounds with laws are dense"
+        chosen: list[torch.Tensor] = []
+        faults: list[torch.Tensor] = []
+        for part in row_parts(hidden_ND.shape[0], 16 if is_rejection else 64):
+            logits_MV = self.target.logits(hidden_ND[part])
+            if words_NX is not None:
+                logits_MV, faults_M = masked(logits_MV, words_NX[part])
+                faults.append(faults_M)
+            if is_rejection:
+                rows_M = torch.arange(part.start, part.stop, device=hidden_ND.device)
+                chosen.append(draw_accepted(logits_MV, requests, drafts_BG, rows_M=rows_M))
+            else:
+                chosen.append(
+                    draw_tokens(logits_MV, sampling, request_N[part], position_N[part], TOKEN_DRAW)
                 )
-                for part in row_parts(hidden_ND.shape[0], 16)
-            ]
-            return torch.cat(chosen)
-        chosen = [
-            draw_tokens(
-                self.target.logits(hidden_ND[part]),
-                sampling,
-                request_N[part],
-                position_N[part],
-                TOKEN_DRAW,
-            )
-            for part in row_parts(hidden_ND.shape[0])
-        ]
-        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+        return joined(chosen), joined(faults) if faults else None
+
+
+def masked(logits_MV: torch.Tensor, words_MX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return fp32 logits without the ids that a mask forbids, and int64 [M] faults of the rows.
+
+    Sync: none.
+    """
+    allowed_MV = unpack_mask(words_MX, logits_MV.shape[1])
+    kept_MV = torch.where(allowed_MV, logits_MV, MASKED)
+    return kept_MV, row_faults(logits_MV, comparable(kept_MV))
+
+
+def joined(parts_M: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the parts as one tensor."""
+    return parts_M[0] if len(parts_M) == 1 else torch.cat(list(parts_M))
 
 
 def row_parts(num_rows: int, size: int = 64) -> list[slice]:
     """Return slices that cover the rows: logits of so many rows exist at once."""
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+NUM_BUFFERS = 2
+"""Whole rounds in flight at most: one runs while the one before it is read."""
+SPLIT_BUFFER = NUM_BUFFERS
+"""Where outcomes of split rounds go: one is in flight at most."""
 
 
 class RoundRunner(Protocol):
@@ -191,12 +252,20 @@ class RoundRunner(Protocol):
         """Return the row counts of its ragged rounds with these sizes, ascending."""
 
     def launch(self, shape: RoundShape, buffer: int) -> None:
-        """Start a round after all device work launched before it.
+        """Start a round, or the second half of a split one, after all work launched before it.
 
         Args:
-            shape: a combination of the sizes above.
-            buffer: 0 or 1, where the outcome goes; what was in it is lost.
+            shape: a combination of the sizes above; a split one has the most drafts, the last
+                context and a kind of `split_kind`.
+            buffer: below `NUM_BUFFERS`, or `SPLIT_BUFFER` for a split round: where the outcome
+                goes; what was in it is lost.
         """
+
+    def launch_drafts(self, shape: RoundShape) -> None:
+        """Start the first half of a split round with drafts."""
+
+    def read_drafts(self, num_requests: int) -> list[list[int]]:
+        """Wait for the half that was launched and return each request's drafts."""
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         """Wait for the round launched into a buffer and return its outcome.

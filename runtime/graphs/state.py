@@ -33,6 +33,8 @@ class RoundShape:
         num_packed_rows: rows of a ragged round, which packs each request's own drafts + 1;
             None: every request has `width` rows.
         kind: how tokens are chosen.
+        is_split: whether the host masks ids between drafts and verification: a dense round in two
+            halves, of requests that have a grammar.
     """
 
     batch: int
@@ -40,6 +42,7 @@ class RoundShape:
     context: int
     num_packed_rows: int | None = None
     kind: RoundKind = "greedy"
+    is_split: bool = False
 
     @property
     def width(self) -> int:
@@ -204,11 +207,25 @@ class RoundState:
 
         Sync: none.
         """
+        return self.requests_in(shape, self.slots_B, self.num_drafts_B)
+
+    def requests_in(
+        self, shape: RoundShape, slots_B: torch.Tensor, num_drafts_B: torch.Tensor
+    ) -> RoundRequests:
+        """Return the requests of a round that has inputs of its own; see `requests`.
+
+        Args:
+            shape: dense, unless the inputs are this state's.
+            slots_B: int64, of the requests and padding.
+            num_drafts_B: int64, drafts that count.
+
+        Sync: none.
+        """
         constants = self.constants(shape)
         is_packed = shape.num_packed_rows is not None
         # A packed round has padding rows, which are those of one more request.
         rows = prepare_round(
-            self.slots_B[: shape.batch + is_packed],
+            slots_B[: shape.batch + is_packed],
             self.lengths_S,
             self.newest_ids_target_S,
             self.block_tables_ST,
@@ -218,10 +235,10 @@ class RoundState:
         )
         count = shape.batch
         return RoundRequests(
-            slots_B=self.slots_B[:count],
+            slots_B=slots_B[:count],
             lengths_B=rows.lengths_B[:count],
             newest_ids_target_B=rows.newest_ids_target_B[:count],
-            num_drafts_B=self.num_drafts_B[:count],
+            num_drafts_B=num_drafts_B[:count],
             block_tables_BT=rows.block_tables_BT,
             positions_BW=rows.positions_BW[:count],
             kv_slots_BW=rows.kv_slots_BW[:count],
@@ -231,7 +248,7 @@ class RoundState:
             sampling=None
             if shape.kind == "greedy"
             else self.sampling.select(
-                self.slots_B[:count], has_filters=shape.kind in ("filtered", "rejection")
+                slots_B[:count], has_filters=shape.kind in ("filtered", "rejection")
             ),
             arrivals_X=self._arrivals_X,
             laws=RoundLaws() if shape.kind == "rejection" else None,

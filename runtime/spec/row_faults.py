@@ -1,33 +1,15 @@
-"""Rows from which no token can be chosen, found on the device and told with the round's outcome.
+"""Names the requests that have a row from which no token can be chosen.
 
-Legend: M rows, V target ids.
+Rows are judged on the device (`runtime.kernels.masks`) and told with the round's outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from runtime.kernels.masks import NO_FAULT, NOT_A_NUMBER
 from runtime.spec.types import RequestView
 from specctl.contract.diagnostics import Diagnostic, diagnose
-
-NO_FAULT, NOT_A_NUMBER, NOTHING_LEFT = 0, 1, 2
-
-
-def row_faults(logits_MV: torch.Tensor, processed_MV: torch.Tensor) -> torch.Tensor:
-    """Return int64 [M]: a fault of each row or `NO_FAULT`.
-
-    Args:
-        logits_MV: the target's.
-        processed_MV: after the request's options.
-
-    Graph-safe: yes.
-    """
-    is_nan_M = logits_MV.isnan().any(dim=1)
-    is_empty_M = (processed_MV == -torch.inf).all(dim=1)
-    faults_M = torch.where(is_empty_M, NOTHING_LEFT, NO_FAULT)
-    return torch.where(is_nan_M, NOT_A_NUMBER, faults_M)
 
 
 def first_faults(views: Sequence[RequestView], faults: Sequence[Sequence[int]]) -> list[Diagnostic]:
@@ -39,28 +21,36 @@ def first_faults(views: Sequence[RequestView], faults: Sequence[Sequence[int]]) 
     """
     problems = []
     for view, row in zip(views, faults, strict=True):
-        place = next((j for j, fault in enumerate(row) if fault != NO_FAULT), None)
-        if place is None:
-            continue
-        where, position = f"request={view.request_id}", len(view.ids_target) + place
-        if row[place] == NOT_A_NUMBER:
-            problems.append(
-                diagnose(
-                    "SD923",
-                    where=where,
-                    message=f"the target's logits for position {position} are not numbers",
-                    expected="finite logits",
-                    found="NaN",
-                )
-            )
-        else:
-            problems.append(
-                diagnose(
-                    "SD924",
-                    where=where,
-                    message=f"no token is left to choose at position {position}",
-                    expected="one allowed token or more",
-                    found="all of them masked",
-                )
-            )
+        problem = first_fault(view.request_id, len(view.ids_target), row)
+        if problem is not None:
+            problems.append(problem)
     return problems
+
+
+def first_fault(request_id: str, num_tokens: int, faults: Sequence[int]) -> Diagnostic | None:
+    """Return SD923 or SD924 for the first faulty row of a request; None without one.
+
+    Args:
+        request_id: where it is.
+        num_tokens: of the request, so the position that the first row chooses a token for.
+        faults: of the rows whose outcome is committed.
+    """
+    place = next((j for j, fault in enumerate(faults) if fault != NO_FAULT), None)
+    if place is None:
+        return None
+    where, position = f"request={request_id}", num_tokens + place
+    if faults[place] == NOT_A_NUMBER:
+        return diagnose(
+            "SD923",
+            where=where,
+            message=f"the target's logits for position {position} are not numbers",
+            expected="finite logits",
+            found="NaN",
+        )
+    return diagnose(
+        "SD924",
+        where=where,
+        message=f"no token is left to choose at position {position}",
+        expected="one allowed token or more",
+        found="all of them masked",
+    )

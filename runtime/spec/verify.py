@@ -22,12 +22,13 @@ from typing import Protocol
 import torch
 
 from runtime.kernels.accept import accept
+from runtime.kernels.masks import NO_FAULT, row_faults
 from runtime.kernels.rejection import RowDrafts, decide_rows
 from runtime.kernels.sample import sample
 from runtime.spec.host import on_device
 from runtime.spec.logprobs import token_logprobs
 from runtime.spec.noise import DrawKind, NoiseKey, noise_rows
-from runtime.spec.row_faults import NO_FAULT, first_faults, row_faults
+from runtime.spec.row_faults import first_faults
 from runtime.spec.sampling import TokenCounts, has_penalties, noise_key, process_logits
 from runtime.spec.types import (
     Proposal,
@@ -60,8 +61,8 @@ class VerifyRows:
     Args:
         views: the requests as they stand before the round, in the proposal's order.
         first_row: per view, index of the row of its newest token; the rows of its drafts follow it.
-        allowed: per view, bool [rows of the view, V]: ids that a grammar allows at each row, None
-            where it allows all. Empty: no request has a grammar.
+        allowed: per view, bool [rows of the view, V]: ids that a grammar allows at each row (see
+            `runtime.spec.masks`), None where it allows all. Empty: no request has a grammar.
     """
 
     views: tuple[RequestView, ...]

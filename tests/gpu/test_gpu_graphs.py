@@ -13,13 +13,14 @@ from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.graphs.capture import GraphSet
-from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
+from runtime.graphs.round import SPLIT_BUFFER, DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape
 from runtime.spec.types import SamplingParams
 from tests import real_model
 from tests.engine_harness import World, make_world, prompt_of
 from tests.fake_graph import ids_of, make_agreeing_world, make_llm, poison_padding
 from tests.tiny_block import BlockCase, make_block_world
+from tests.tiny_grammar import Grammar, Rule, Slow, parity, tens
 from tests.tiny_last_state import last_state_world
 from tests.tiny_manifest import load_tiny
 
@@ -77,9 +78,25 @@ class Poisoned:
         self.round.state.output_BX.fill_(-7)
         self.graphs.launch(shape, buffer)
 
+    def launch_drafts(self, shape: RoundShape) -> None:
+        self.shapes.append(shape)
+        poison_padding(self.round)
+        assert self.round.split is not None
+        self.round.split.drafts_BG.fill_(1)
+        self.graphs.launch_drafts(shape)
+
+    def read_drafts(self, num_requests: int) -> list[list[int]]:
+        rows = self.graphs.read_drafts(num_requests)
+        self.graphs._pinned_drafts.fill_(-9)
+        return rows
+
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         rows = self.graphs.read(buffer, num_requests)
         self.graphs._pinned[buffer].fill_(-9)
+        if buffer == SPLIT_BUFFER:  # no later round may read these masks
+            assert self.round.split is not None
+            self.round.split.words_BWX.fill_(0)
+            self.round.split.host_words_BWX.fill_(0)
         return rows
 
 
@@ -120,7 +137,7 @@ def test_poisoned_leftovers_shrinking_batches_and_context_edges(agreeing: World)
     assert [answer.usage for answer in found] == [answer.usage for answer in expected]
     accepted = eager.engine.stats().num_accepted_at
     assert min(accepted) > 0, "a draft that is never accepted at some depth shows nothing"
-    assert {shape.context for shape in runners[0].shapes} == {32, 64, 128}
+    assert {shape.context for shape in runners[0].shapes if not shape.is_split} == {32, 64, 128}
     assert {shape.batch for shape in runners[0].shapes} >= {1, 2, 4, 6}
 
 
@@ -130,6 +147,7 @@ class SpoiltAfterWarmUp:
     def __init__(self, round_: DeviceRound) -> None:
         self.inner = round_
         self.state = round_.state
+        self.split = None  # whole rounds are enough here
         self.has_confidence = round_.has_confidence
         self._warm: set[RoundShape] = set()
 
@@ -160,6 +178,73 @@ def test_what_warm_up_left_reaches_no_answer(agreeing: World) -> None:
     captured, _ = make_llm(agreeing, make_runner=CapturedAfterSpoiling, **settings)
     assert ids_of(captured.generate(REQUESTS)) == ids_of(eager.generate(REQUESTS))
     assert captured.engine.stats().num_device_rounds > 0
+
+
+def restricted(*rules: Rule | None) -> list[RequestInput]:
+    """Return requests with these grammars, greedy, drawn and drawn after filters in turn."""
+    kinds = (
+        SamplingParams(),
+        SamplingParams(temperature=0.9, seed=5),
+        SamplingParams(temperature=1.1, top_k=30, top_p=0.9, seed=-6),
+    )
+    return [
+        replace(
+            REQUESTS[index],
+            params=kinds[index % 3],
+            ignore_eos=True,
+            masks=None if rule is None else Grammar(rule),
+        )
+        for index, rule in enumerate(rules)
+    ]
+
+
+@pytest.mark.parametrize("verification", ["seeded", "rejection"])
+@pytest.mark.parametrize(("proposer", "gamma"), [("none", 0), ("eagle3", 4)])
+def test_split_rounds_equal_eager_ones(
+    agreeing: World, proposer: str, gamma: int, verification: str
+) -> None:
+    """Beside whole rounds, with poisoned leftovers: drafts, masks and padding of other rounds."""
+    settings = {
+        "proposer": proposer,
+        "num_speculative_tokens": gamma,
+        "max_num_requests": 6,
+        "verification": verification,
+    }
+    asked = restricted(parity, None, tens, parity, None, None, tens, parity, None)
+    eager, _ = make_llm(agreeing, is_eager=True, graphs="off", **settings)
+    captured, _ = make_llm(agreeing, is_eager=True, graphs="auto", **settings)
+    expected, found = eager.generate(asked), captured.generate(asked)
+    assert ids_of(found) == ids_of(expected)
+    assert [answer.usage for answer in found] == [answer.usage for answer in expected]
+    for request, answer in zip(asked, found, strict=True):
+        if isinstance(request.masks, Grammar):
+            assert request.masks.accepts(answer.ids_target)
+    assert captured.engine.stats().num_device_rounds > 0.5 * captured.engine.stats().num_steps
+    captured.engine.check()
+    if verification == "seeded":
+        poisoned, _ = make_llm(agreeing, make_runner=Poisoned, **settings)
+        assert ids_of(poisoned.generate(asked)) == ids_of(expected)
+
+
+def test_others_run_on_while_masks_are_made(agreeing: World) -> None:
+    settings = {"proposer": "eagle3", "num_speculative_tokens": 4, "max_num_requests": 4}
+    asked = restricted(None, None, parity)
+    eager, _ = make_llm(agreeing, is_eager=True, graphs="off", **settings)
+    captured, _ = make_llm(agreeing, is_eager=True, graphs="auto", **settings)
+    expected = ids_of(eager.generate(asked))
+    slow = Slow(parity)
+    ids: dict[str, tuple[int, ...]] = {}
+    for request in (*asked[:2], replace(asked[2], masks=slow)):
+        captured.engine.add_request(request)
+    running = {request.request_id for request in asked}
+    while running:
+        for delta in captured.engine.step():
+            ids[delta.request_id] = ids.get(delta.request_id, ()) + delta.ids_target
+            if delta.finish_reason is not None:
+                running.discard(delta.request_id)
+        if running == {"r2"}:
+            slow.may_go.set()
+    assert ids == expected
 
 
 def test_replay_after_flush_and_beside_sampled_requests(world: World) -> None:

@@ -283,6 +283,28 @@ _MACHINE: tuple[Code, ...] = (
         ),
         fix="Lower `--kv-memory-fraction`, `--max-num-requests` or `--max-model-len`",
     ),
+    Code(
+        code="SD842",
+        slug="grammar-in-one-process",
+        severity="error",
+        summary="A request with a grammar came to an engine of which it would be one part.",
+        why=(
+            "A grammar lives in the process that took the request. Other tensor-parallel ranks, "
+            "and the prefill server that yields the first token, would choose without it."
+        ),
+        fix="Send the request to an engine without `--tp` and `--role`, or drop its grammar",
+    ),
+    Code(
+        code="SD843",
+        slug="grammar-vocabulary",
+        severity="error",
+        summary="A request's grammar was made for another number of ids than the target has.",
+        why=(
+            "Its masks would allow and forbid other tokens than it means: bits of a mask are ids. "
+            "The tokenizer's size is not it where the target's head has rows beyond it."
+        ),
+        fix="Make the grammar for the target's `vocab_size`; `specctl inspect TARGET` shows it",
+    ),
 )
 
 CODES: tuple[Code, ...] = (*_SETTINGS, *_MODELS, *_MACHINE)

@@ -1,0 +1,49 @@
+"""Requests that run rounds on the device, and what such a round yields for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.engine.request import Placement, Request
+from specctl.contract.diagnostics import Diagnostic
+
+
+@dataclass(kw_only=True, slots=True)
+class Lane:
+    """A request that runs rounds on the device.
+
+    Args:
+        placement: what it held when it joined; another one means that it left in between.
+        limit: drafts that count in a round at most.
+        last_length: tokens with which a round may still start at most.
+        num_written_blocks: blocks of its table that the device knows.
+    """
+
+    request: Request
+    placement: Placement
+    limit: int
+    last_length: int
+    num_written_blocks: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the request still is what the device took it for."""
+        return self.request.placement is self.placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneResult:
+    """What a round yielded for a request, before any stop or length cut.
+
+    Args:
+        num_drafts: drafts that counted.
+        committed: target ids, accepted drafts then the bonus token; nothing after a problem.
+        confidence: the draft's chances for its drafts; empty without such a head.
+        problem: why no token could be chosen; it ends the request.
+    """
+
+    request: Request
+    num_drafts: int
+    committed: list[int]
+    confidence: tuple[float, ...]
+    problem: Diagnostic | None = None

@@ -1,0 +1,44 @@
+"""A grammar that cannot follow its request to other processes is refused at the door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.engine.admission import refuse_masks
+from runtime.engine.decode_role import DecodeEngine
+from runtime.engine.lockstep import LockstepLeader
+from runtime.engine.request import RequestInput
+from specctl.contract.diagnostics import DiagnosticError
+from tests.tiny_grammar import Grammar, parity
+
+WISH = RequestInput(request_id="r", prompt_ids_target=(5,), masks=Grammar(parity))
+
+
+class Untouched:
+    """Stands for everything that a refused request must not reach."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a refused request came to `{name}`")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        LockstepLeader(Untouched(), Untouched(), 0),  # type: ignore[arg-type]
+        DecodeEngine(Untouched(), port=Untouched(), name="d"),  # type: ignore[arg-type]
+    ],
+    ids=["ranks", "decode server"],
+)
+def test_a_grammar_is_refused_where_other_processes_choose(
+    engine: LockstepLeader | DecodeEngine,
+) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        engine.add_request(WISH)
+    (problem,) = caught.value.diagnostics
+    assert (problem.code, problem.where) == ("SD842", "request=r")
+
+
+def test_requests_without_a_grammar_pass() -> None:
+    refuse_masks(RequestInput(request_id="r", prompt_ids_target=(5,)))
