@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class Untouched:
 @pytest.mark.parametrize(
     "engine",
     [
-        LockstepLeader(Untouched(), Untouched(), 0),  # type: ignore[arg-type]
+        LockstepLeader(Untouched(), Untouched(), 0, threading.Lock()),  # type: ignore[arg-type]
         DecodeEngine(Untouched(), port=Untouched(), name="d"),  # type: ignore[arg-type]
     ],
     ids=["ranks", "decode server"],
