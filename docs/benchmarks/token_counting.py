@@ -29,11 +29,14 @@ from startup import HERE, environment_line, month, processor, processor_slug
 
 ARMS = ("units", "batch")
 GOAL = 10.0
+SAMPLE_S = 0.1
 LIMITS = (
     "*Limits.* One machine, {runs} pairs, page cache warm. A load average near or above the number "
     "of CPUs means that other work took part of them: wall times are then upper bounds and the "
-    "ratio of processor times is the better figure. Peak memory of `units` is the parent's plus "
-    "twice the larger worker's, which counts shared pages twice."
+    "ratio of processor times is the better figure. Peak memory is the largest sum of proportional "
+    "set sizes of an arm's processes in samples {sample_ms:.0f} ms apart, which may miss what is "
+    "shorter. The bound is the parent's largest size plus twice the larger worker's: it counts "
+    "shared pages twice and adds sizes of different times."
 )
 
 
@@ -115,16 +118,34 @@ def run_arm(arm: str, corpus: str, tokenizer: Path) -> None:
     wall, cpu = time.perf_counter() - start, used() - begin
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    peak = (own + 2 * child) / 1024
-    print(json.dumps({**found, "wall": wall, "cpu": cpu, "peak_mib": peak}))
+    bound = (own + 2 * child) / 1024
+    print(json.dumps({**found, "wall": wall, "cpu": cpu, "bound_mib": bound}))
+
+
+def tree_kib(process: int) -> int:
+    """Return the proportional set sizes of a process and its descendants; 0 for what has ended."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text("ascii").splitlines()
+        children = Path(f"/proc/{process}/task/{process}/children").read_text("ascii").split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    own = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return own + sum(tree_kib(int(child)) for child in children)
 
 
 def measured(arm: str, corpus: str, tokenizer: Path) -> dict[str, Any]:
     """Return the figures of one new process."""
     command = [sys.executable, __file__, corpus, "--arm", arm, "--tokenizer", f"x={tokenizer}"]
     environment = {**os.environ, "RAYON_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    peak = 0
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            peak = max(peak, tree_kib(process.pid))
+            time.sleep(SAMPLE_S)
+        told, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{arm}: exit {process.returncode}")
+    found: dict[str, Any] = json.loads(told.splitlines()[-1]) | {"peak_mib": peak / 1024}
     print(f"{arm}: {found}", file=sys.stderr, flush=True)
     return found
 
@@ -142,8 +163,8 @@ def section(name: str, pairs: list[dict[str, dict[str, Any]]]) -> list[str]:
     )
     lines = [f"## {name}", "", size, ""]
     lines += [
-        "| pair | arm | wall s | CPU s | MB/s | MB/s of one CPU | peak MiB |",
-        "|---:|---|---:|---:|---:|---:|---:|",
+        "| pair | arm | wall s | CPU s | MB/s | MB/s of one CPU | peak MiB | bound MiB |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for number, pair in enumerate(pairs, start=1):
         for arm in ARMS:
@@ -151,7 +172,8 @@ def section(name: str, pairs: list[dict[str, dict[str, Any]]]) -> list[str]:
             mb = row["num_bytes"] / 1e6
             lines.append(
                 f"| {number} | `{arm}` | {row['wall']:.1f} | {row['cpu']:.1f} | "
-                f"{mb / row['wall']:.1f} | {mb / row['cpu']:.1f} | {row['peak_mib']:.0f} |"
+                f"{mb / row['wall']:.1f} | {mb / row['cpu']:.1f} | {row['peak_mib']:.0f} | "
+                f"{row['bound_mib']:.0f} |"
             )
     ratios = {
         key: statistics.median(pair["batch"][key] / pair["units"][key] for pair in pairs)
@@ -196,7 +218,8 @@ def main() -> None:
             {arm: measured(arm, given.corpus, file) for arm in ARMS} for _ in range(given.runs)
         ]
         lines += section(name, pairs)
-    lines += [environment_line((load, os.getloadavg()[0])), "", LIMITS.format(runs=given.runs)]
+    limits = LIMITS.format(runs=given.runs, sample_ms=1e3 * SAMPLE_S)
+    lines += [environment_line((load, os.getloadavg()[0])), "", limits]
     text = "\n".join(lines) + "\n"
     if given.write:
         path = HERE / f"token-counting_{processor_slug()}_{month()}.md"

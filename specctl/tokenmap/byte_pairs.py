@@ -79,7 +79,7 @@ def byte_chars() -> list[str]:
     return [chars[code] for code in range(256)]
 
 
-def merge_table(tokenizer: str) -> MergeTable | None:
+def merge_table(tokenizer: str | bytes) -> MergeTable | None:
     """Return the merges of a byte-level BPE tokenizer.json; None when a rule here does not hold."""
     model: dict[str, Any] = json.loads(tokenizer)["model"]
     vocab: dict[str, int] = model["vocab"]

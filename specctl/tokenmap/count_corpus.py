@@ -135,23 +135,26 @@ def count_corpus(
     if finished is not None:
         return _result(finished)
     tasks = plan_tasks(files)
+    run = _Run(
+        tokenizer=tokenizer, plan=plan if isinstance(plan, FastPlan) else None, options=options
+    )
     with parts_directory(options.counts, run_digest) as directory:
         job = Job(
             tokenizer=tokenizer.path,
-            plan=plan if isinstance(plan, FastPlan) else None,
+            plan=None if run.plan is None else run.plan.units,
             reading=Reading(
                 fields=corpus.fields,
                 roles=corpus.roles,
                 language_field=corpus.language_field,
-                can_cut=isinstance(plan, FastPlan) and not plan.first_differs,
+                can_cut=run.plan is not None and not run.plan.units.first_differs,
                 chat=chat,
             ),
             held_below=0 if corpus.held_out_sources else int(corpus.held_out * NUMBERS),
             directory=directory,
         )
-        totals = _count(tasks, job, options, tokenizer, progress)
+        totals = _count(tasks, job, run, progress)
         if not corpus.held_out_sources and corpus.held_out > 0:
-            totals = _balanced(totals, tasks, job, options, tokenizer)
+            totals = _balanced(totals, tasks, job, run)
         _refuse_empty(totals, files)
         _refuse_changed(files, read, run_digest)
         artefact = artefact_of(totals, tokenizer, plan, facts, _rule(corpus))
@@ -233,23 +236,26 @@ def _rule(corpus: CorpusSpec) -> str:
     return f"fraction {corpus.held_out:g} of the documents, by the digest of their text"
 
 
-def _count(
-    tasks: Sequence[Task],
-    job: Job,
-    options: CountOptions,
-    tokenizer: LoadedTokenizer,
-    progress: CountProgress | None,
-) -> Totals:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """What this process knows beside the job: it encodes the units that workers find."""
+
+    tokenizer: LoadedTokenizer
+    plan: FastPlan | None
+    options: CountOptions
+
+
+def _count(tasks: Sequence[Task], job: Job, run: _Run, progress: CountProgress | None) -> Totals:
     """Do the tasks that have no part yet, then add all parts."""
     total = sum(task.num_bytes for task in tasks)
     waiting = [task for task in tasks if not _is_done(job, task)]
     done = total - sum(task.num_bytes for task in waiting)
     by_number = {task.number: task for task in waiting}
-    for number in _runner(options)(job, waiting, options):
+    for number in _runner(run.options)(job, waiting, run.options):
         done += by_number[number].num_bytes
         if progress is not None:
             progress("reading", done, total)
-    totals = Totals(tokenizer, job.plan)
+    totals = Totals(run.tokenizer, run.plan)
     for place, task in enumerate(tasks, start=1):
         part = read_part(part_path(job.directory, task.number))
         if part is None:
@@ -304,13 +310,7 @@ def _run_locally(job: Job, tasks: Sequence[Task], options: CountOptions) -> Iter
                 running.add(pool.submit(run_task, job, task))
 
 
-def _balanced(
-    totals: Totals,
-    tasks: Sequence[Task],
-    job: Job,
-    options: CountOptions,
-    tokenizer: LoadedTokenizer,
-) -> Totals:
+def _balanced(totals: Totals, tasks: Sequence[Task], job: Job, run: _Run) -> Totals:
     """Count a small corpus again when the rule left one side without a document."""
     changed = job
     for _ in range(2):
@@ -326,7 +326,7 @@ def _balanced(
             changed = replace(changed, moved_out=totals.highest)
         with tempfile.TemporaryDirectory(prefix="specctl-counts-") as name:
             again = replace(changed, directory=Path(name))
-            totals = _count(tasks, again, options, tokenizer, None)
+            totals = _count(tasks, again, run, None)
     return totals
 
 

@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 
 from specctl.tokenmap.byte_pairs import MAX_WORD_BYTES, MergeTable, merge_table, merged_words
 from specctl.tokenmap.cuts import LETTER_RANGES
-from specctl.tokenmap.structure import SEPARATOR, FastPlan
+from specctl.tokenmap.structure import SEPARATOR, FastPlan, letters_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _UNITS_A_TEXT = 512
-_TEXTS_A_BATCH = 64
+_TEXTS_A_BATCH = 16  # the package makes some 100 bytes for each token of a batch
+_WHOLE_A_BATCH = 64
 _UNITS_A_SUM = 1 << 17
 _LENGTHS = (0, 6, 8, 10, 13, 18, 1 << 31)
 """Units of like length are encoded together, a sixth at a time: what bounds memory."""
@@ -52,17 +53,19 @@ class UnitEncoder:
     @staticmethod
     def of(plan: FastPlan, first: Tokenizer) -> UnitEncoder:
         """Build the tokenizers of a plan."""
-        merges = None if plan.letters is None else merge_table(plan.letters)
-        letters = None if plan.letters is None or merges is not None else _separated(plan.letters)
+        merges = merge_table(plan.inner) if plan.has_letters else None
+        letters = None
+        if plan.has_letters and merges is None:  # the model has a rule that the table has not
+            letters = _separated(letters_of(plan.inner))
         inner = _separated(plan.inner)
         return UnitEncoder(first=first, inner=inner, letters=letters, merges=merges)
 
 
-def _separated(text: str) -> Tokenizer:
+def _separated(config: bytes) -> Tokenizer:
     """Return a tokenizer that keeps the units of a joined text apart."""
     from tokenizers import AddedToken, Tokenizer
 
-    tokenizer = Tokenizer.from_str(text)
+    tokenizer = Tokenizer.from_buffer(config)
     tokenizer.add_special_tokens([AddedToken(SEPARATOR, normalized=False)])
     return tokenizer
 
@@ -247,8 +250,11 @@ def encode_whole(
 ) -> np.ndarray:
     """Return the counts of texts that are encoded as they are, text i counting `nums[i]` times."""
     counts = np.zeros(size, np.uint64)
-    encodings = fast_encode(tokenizer)(list(texts), add_special_tokens=False)
-    for num, encoding in zip(nums, encodings, strict=True):
-        found = np.bincount(np.array(encoding.ids, np.int64), minlength=size)
-        counts += found.astype(np.uint64) * np.uint64(num)
+    encode = fast_encode(tokenizer)
+    for begin in range(0, len(texts), _WHOLE_A_BATCH):
+        part = slice(begin, begin + _WHOLE_A_BATCH)
+        encodings = encode(list(texts[part]), add_special_tokens=False)
+        for num, encoding in zip(nums[part], encodings, strict=True):
+            found = np.bincount(np.array(encoding.ids, np.int64), minlength=size)
+            counts += found.astype(np.uint64) * np.uint64(num)
     return counts

@@ -15,7 +15,7 @@ from typing import Any
 
 from specctl.checkpoint.writing import write_safetensors
 
-_META = "specctl.part"
+_META = "specctl.part.2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -47,6 +47,7 @@ class GroupResult:
         nums: occurrences of each; int64.
         firsts: distinct units that begin a document and their occurrences; used only where the
             first unit is encoded in another way.
+        whole: texts that are still to be encoded as they stand.
     """
 
     num_documents: int
@@ -57,11 +58,12 @@ class GroupResult:
     ends: bytes
     nums: bytes
     firsts: tuple[bytes, bytes, bytes]
+    whole: tuple[str, ...]
 
     @property
     def has_units(self) -> bool:
         """Whether something is still to be encoded."""
-        return bool(self.nums or self.firsts[2])
+        return bool(self.nums or self.firsts[2] or self.whole)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +106,7 @@ def write_part(path: Path, summary: PartSummary, groups: Mapping[Group, GroupRes
             result.ends,
             result.nums,
             *result.firsts,
+            json.dumps(result.whole).encode("ascii"),
         )
         for place, blob in enumerate(blobs):
             tensors[f"{number}.{place}"] = ("U8", (len(blob),), blob)
@@ -127,7 +130,7 @@ def read_part(path: Path) -> tuple[PartSummary, dict[Group, GroupResult]] | None
     groups = {}
     for number, (facts, num_documents, num_bytes) in enumerate(meta["groups"]):
         blobs = []
-        for place in range(8):
+        for place in range(9):
             begin, end = header[f"{number}.{place}"]["data_offsets"]
             blobs.append(data[base + begin : base + end])
         groups[Group(**facts)] = GroupResult(
@@ -139,6 +142,7 @@ def read_part(path: Path) -> tuple[PartSummary, dict[Group, GroupResult]] | None
             ends=blobs[3],
             nums=blobs[4],
             firsts=(blobs[5], blobs[6], blobs[7]),
+            whole=tuple(json.loads(blobs[8])),
         )
     return _summary(meta["summary"]), groups
 

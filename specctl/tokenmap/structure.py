@@ -47,24 +47,36 @@ SEPARATOR = "\U0010fffe"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnitPlan:
+    """How documents become units: all that a worker needs of a plan.
+
+    Args:
+        rules: where documents are cut into units.
+        first_differs: the first unit of a document needs the tokenizer as published.
+        whole_if: text around one of these is encoded as it stands, up to the next
+            `cuts.PIECE_CUT`; the whole document where the first unit differs.
+    """
+
+    rules: Rules
+    first_differs: bool
+    whole_if: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FastPlan:
     """How units of a tokenizer are encoded.
 
     Args:
-        rules: where documents are cut into units.
-        inner: tokenizer.json text for units that do not begin a document.
-        letters: tokenizer.json text for units of one pre-token, which is faster; None: `inner`.
-        first_differs: the first unit of a document needs the tokenizer as published.
-        whole_if: text around one of these is encoded as it stands, up to the next
-            `cuts.PIECE_CUT`; the whole document where the first unit differs.
+        units: how they are found.
+        inner: tokenizer.json, UTF-8, for units that do not begin a document: a text of a large
+            vocabulary would take twice the bytes.
+        has_letters: whether units of one pre-token may be encoded with `letters_of(inner)`.
         reason: one phrase for the report.
     """
 
-    rules: Rules
-    inner: str
-    letters: str | None
-    first_differs: bool
-    whole_if: tuple[str, ...]
+    units: UnitPlan
+    inner: bytes
+    has_letters: bool
     reason: str
 
 
@@ -103,13 +115,16 @@ def _plan(config: dict[str, Any]) -> FastPlan:
     else:
         raise _NotFastError(f"model {kind} after {types or 'no pre-tokenizer'}")
     inner = {**inner, "truncation": None, "padding": None}
-    return FastPlan(
+    units = UnitPlan(
         rules=rules,
-        inner=json.dumps(inner, ensure_ascii=False),
-        letters=_letters(inner) if types and types[-1] == "ByteLevel" else None,
         first_differs=inner.get("normalizer") != config.get("normalizer")
         or inner.get("pre_tokenizer") != config.get("pre_tokenizer"),
         whole_if=_whole_if(config, normalizers),
+    )
+    return FastPlan(
+        units=units,
+        inner=json.dumps(inner, ensure_ascii=False).encode("utf-8"),
+        has_letters=bool(types) and types[-1] == "ByteLevel",
         reason=name,
     )
 
@@ -159,11 +174,13 @@ def _is_digits(parts: list[dict[str, Any]]) -> bool:
     )
 
 
-def _letters(inner: dict[str, Any]) -> str:
-    """Return a tokenizer for units that are one pre-token: it looks for no pattern."""
+def letters_of(inner: bytes) -> bytes:
+    """Return tokenizer.json for units that are one pre-token: it looks for no pattern."""
+    config = json.loads(inner)
     plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    changed = {**inner, "normalizer": None, "pre_tokenizer": {**plain, "use_regex": False}}
-    return json.dumps({**changed, "added_tokens": [], "post_processor": None}, ensure_ascii=False)
+    config |= {"normalizer": None, "pre_tokenizer": {**plain, "use_regex": False}}
+    config |= {"added_tokens": [], "post_processor": None}
+    return json.dumps(config, ensure_ascii=False).encode("utf-8")
 
 
 def _spaced(

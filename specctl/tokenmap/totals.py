@@ -45,6 +45,7 @@ class Totals:
         self._sizes: dict[Group, tuple[int, int]] = {}
         self._tables: dict[Group, list[Any]] = {}
         self._firsts: dict[Group, list[Any]] = {}
+        self._whole: dict[Group, list[str]] = {}
         self._rows = self._bytes = 0
         self.num_documents = self.digest_sum = self.num_units = self.num_unit_occurrences = 0
         self.lowest: int | None = None
@@ -87,6 +88,9 @@ class Totals:
             return
         from specctl.tokenmap.scan import from_bytes
 
+        if result.whole:
+            self._whole.setdefault(group, []).extend(result.whole)
+            self._bytes += sum(map(len, result.whole))
         for kept, (units, ends, nums) in (
             (self._tables, (result.units, result.ends, result.nums)),
             (self._firsts, result.firsts),
@@ -109,19 +113,31 @@ class Totals:
     def _flush(self) -> None:
         if self._encoder is None:
             return
-        from specctl.tokenmap.encoding import encode_firsts, encode_units
+        from specctl.tokenmap.scan import lean_memory
+
+        with lean_memory():
+            self._encode(self._encoder)
+        self._rows = self._bytes = 0
+
+    def _encode(self, encoder: UnitEncoder) -> None:
+        """Add the counts of everything that waits, and let go of it."""
+        from specctl.tokenmap.encoding import encode_firsts, encode_units, encode_whole
         from specctl.tokenmap.scan import merged
 
+        size = self._tokenizer.size
         for kept, encode in ((self._tables, encode_units), (self._firsts, encode_firsts)):
             groups = sorted(kept)
-            tables = {place: merged(kept[group]) for place, group in enumerate(groups)}
-            kept.clear()
-            counted = encode(tables, self._encoder, self._tokenizer.size)
+            # A group's tables are let go before the next one is merged.
+            tables = {place: merged(kept.pop(group)) for place, group in enumerate(groups)}
+            counted = encode(tables, encoder, size)
             self.num_units += counted.num_units
             self.num_unit_occurrences += counted.num_occurrences
             for place, counts in counted.per_group.items():
                 _add(self._counts_of(groups[place]), counts)
-        self._rows = self._bytes = 0
+        for group, texts in self._whole.items():
+            counts = encode_whole(texts, [1] * len(texts), encoder.first, size)
+            _add(self._counts_of(group), counts)
+        self._whole.clear()
 
     def table(self, side: str) -> CountTable:
         """Return one side, grouped by domain and by language."""

@@ -24,7 +24,7 @@ from specctl.tokenmap.parts import Group, GroupResult, PartSummary, part_path, w
 from specctl.tokenmap.readers import Defect, Piece, Reading, last_cut, next_cut, read_pieces
 from specctl.tokenmap.sources import SourceFile, Task
 from specctl.tokenmap.split import paragraphs
-from specctl.tokenmap.structure import FastPlan
+from specctl.tokenmap.structure import UnitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _HELD_BYTES = 8 << 20
 _GROUP_BYTES = 4 << 20
 _WHOLE_BYTES = 2 << 20
+_LEFT_BYTES = 1 << 16
+"""Texts to encode whole that a task leaves to the caller, who has the tokenizer loaded: a worker
+that never needs one is smaller by all of it."""
 _MODULUS = 1 << 256
 NUMBERS = 1 << 64
 
@@ -52,7 +55,7 @@ class Job:
     """
 
     tokenizer: Path
-    plan: FastPlan | None
+    plan: UnitPlan | None
     reading: Reading
     held_below: int
     moved_in: int | None = None
@@ -214,9 +217,12 @@ class TaskRun:
     def write(self, path: Path, num_disk_bytes: int) -> None:
         """Write what was found."""
         groups = {}
+        num_left = sum(held.whole_bytes for held in self._groups.values())
+        is_left = self._job.plan is not None and num_left <= _LEFT_BYTES
         for group, held in self._groups.items():
             self._scan(held)
-            self._encode(held)
+            if not is_left:
+                self._encode(held)
             ids = array("I", sorted(held.ids))
             units, ends, nums = _columns(held.tables)
             groups[group] = GroupResult(
@@ -228,6 +234,7 @@ class TaskRun:
                 ends=ends,
                 nums=nums,
                 firsts=_columns(held.firsts),
+                whole=tuple(held.whole),
             )
         summary = PartSummary(
             num_documents=self._num_documents,

@@ -69,7 +69,7 @@ def test_any_order_of_merges_gives_the_ids_of_the_model(seed: int, words: list[s
 
 def byte_level_plans() -> list[str]:
     plans = {name: plan_fast(tokenizer_json(name)) for name in NAMES}
-    return [name for name, p in plans.items() if isinstance(p, FastPlan) and p.letters]
+    return [name for name, p in plans.items() if isinstance(p, FastPlan) and p.has_letters]
 
 
 @pytest.mark.parametrize("name", byte_level_plans())
@@ -91,7 +91,7 @@ def test_units_of_one_pre_token_have_the_ids_of_the_tokenizer(name: str, words: 
 
     plan = plan_fast(tokenizer_json(name))
     assert isinstance(plan, FastPlan)
-    inner = Tokenizer.from_str(plan.inner)
+    inner = Tokenizer.from_buffer(plan.inner)
     encoder = encoding.UnitEncoder.of(plan, inner)
     units = [text for word in words for text in (word, f" {word}")]
     column = pa.array([text.encode() for text in units], pa.binary())

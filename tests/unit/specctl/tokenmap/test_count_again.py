@@ -11,7 +11,7 @@ import pytest
 
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.tokenmap import count_corpus as counting
-from specctl.tokenmap import readers
+from specctl.tokenmap import readers, worker
 from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions, CountResult, count_corpus
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.sources import Task, find_files, plan_tasks
@@ -73,6 +73,30 @@ def test_parts_of_the_fast_way_are_counted_anew_by_the_other(
     assert (resumed.counted, resumed.held_out) == (whole.counted, whole.held_out)
 
 
+@needs_arrow
+@pytest.mark.parametrize("num_bytes", [0, 10_000])
+def test_texts_around_added_tokens_are_encoded_by_worker_or_caller(
+    corpus: Path, tokenizer: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    for number in range(4):
+        text = f"Before it, {number} words <|end|> and after\n" * 3
+        (corpus / f"marked{number}.txt").write_text(text, "utf-8")
+    whole = run(corpus, tokenizer, method="batch").artefact
+    real, parts = counting.read_part, []
+
+    def kept(path: Path) -> object:
+        parts.append(real(path))
+        return parts[-1]
+
+    monkeypatch.setattr(worker, "_LEFT_BYTES", num_bytes)
+    monkeypatch.setattr(counting, "read_part", kept)
+    fast = run(corpus, tokenizer).artefact
+    assert (fast.counted, fast.held_out) == (whole.counted, whole.held_out)
+    groups = [result for part in parts if part is not None for result in part[1].values()]
+    assert any(result.whole for result in groups) == bool(num_bytes)
+    assert any(result.ids for result in groups) != bool(num_bytes)
+
+
 def test_what_was_left_out_is_said_again(
     corpus: Path, tokenizer: LoadedTokenizer, tmp_path: Path
 ) -> None:
@@ -115,6 +139,7 @@ def test_a_packed_file_is_known_by_its_name_in_capitals(tmp_path: Path) -> None:
     assert kinds == {".jsonl"}
 
 
+@needs_arrow
 def test_what_stands_before_a_defect_belongs_to_the_corpus(
     tokenizer: LoadedTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,14 +256,27 @@ def test_text_around_an_added_token_is_encoded_as_it_stands(name: str, parts: li
     plan = plan_fast(tokenizer_json(name))
     assert isinstance(plan, FastPlan)
     handle = Tokenizer.from_str(tokenizer_json(name))
-    pieces = [*plan.whole_if, "the dogs run", " then", " it. 12", " ", "  \n", "dog", "\u00e9 "]
+    pieces = [
+        *plan.units.whole_if,
+        "the dogs run",
+        " then",
+        " it. 12",
+        " ",
+        "  \n",
+        "dog",
+        "\u00e9 ",
+    ]
     text = "".join(pieces[i % len(pieces)] for i in parts)
     job = Job(
-        tokenizer=Path("x"), plan=plan, reading=readers.Reading(), held_below=0, directory=Path()
+        tokenizer=Path("x"),
+        plan=plan.units,
+        reading=readers.Reading(),
+        held_below=0,
+        directory=Path(),
     )
     cut = [(data.decode(), whole) for data, whole in TaskRun(job)._parts(text.encode())]
     assert "".join(data for data, _ in cut) == text
-    assert not any(mark in data for data, whole in cut if not whole for mark in plan.whole_if)
+    assert not any(mark in data for data, whole in cut if not whole for mark in plan.units.whole_if)
     ids = [i for data, _ in cut for i in handle.encode(data, add_special_tokens=False).ids]
     assert ids == handle.encode(text, add_special_tokens=False).ids
 

@@ -48,8 +48,8 @@ def plan_of(name: str) -> FastPlan:
 
 def ids_of_units(text: str, plan: FastPlan, first: Tokenizer, inner: Tokenizer) -> list[int]:
     found: list[int] = []
-    for place, unit in enumerate(cuts.split_units(text, plan.rules)):
-        tokenizer = first if place == 0 and plan.first_differs else inner
+    for place, unit in enumerate(cuts.split_units(text, plan.units.rules)):
+        tokenizer = first if place == 0 and plan.units.first_differs else inner
         found += tokenizer.encode(unit, add_special_tokens=False).ids
     return found
 
@@ -60,11 +60,11 @@ def ids_of_units(text: str, plan: FastPlan, first: Tokenizer, inner: Tokenizer) 
 def test_units_have_the_ids_of_the_whole_text(name: str, text: str) -> None:
     plan = plan_of(name)
     first = Tokenizer.from_str(tokenizer_json(name))
-    inner = Tokenizer.from_str(plan.inner)
-    if any(mark in text for mark in plan.whole_if):
+    inner = Tokenizer.from_buffer(plan.inner)
+    if any(mark in text for mark in plan.units.whole_if):
         return
     whole = first.encode(text, add_special_tokens=False).ids
-    assert ids_of_units(text, plan, first, inner) == whole, cuts.split_units(text, plan.rules)
+    assert ids_of_units(text, plan, first, inner) == whole, cuts.split_units(text, plan.units.rules)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,14 +72,14 @@ def test_every_character_between_every_kind_of_neighbour(name: str) -> None:
     """All of Unicode, one character at a time, in the places where rules look."""
     plan = plan_of(name)
     first = Tokenizer.from_str(tokenizer_json(name))
-    inner = Tokenizer.from_str(plan.inner)
+    inner = Tokenizer.from_buffer(plan.inner)
     # Every assigned character below U+3400, then one of sixty.
     codes = [*range(1, 0x3400), *range(0x3400, sys.maxunicode, 61)]
     chars = [chr(c) for c in codes if unicodedata.category(chr(c)) not in ("Cs", "Cn")]
     step = 40
     for start in range(0, len(chars), step):
         text = "".join(f"a{c} b {c}b\n{c}5  {c}x({c}. {c} {c}" for c in chars[start : start + step])
-        if any(mark in text for mark in plan.whole_if):
+        if any(mark in text for mark in plan.units.whole_if):
             continue
         whole = first.encode(text, add_special_tokens=False).ids
         assert ids_of_units(text, plan, first, inner) == whole, (name, hex(ord(chars[start])))
@@ -144,7 +144,7 @@ def test_encoding_multiplies_units(name: str) -> None:
         "x",
     ]
     rest, firsts = scan.unit_counts_apart(
-        [d.encode() for d in documents], plan.rules, apart=plan.first_differs
+        [d.encode() for d in documents], plan.units.rules, apart=plan.units.first_differs
     )
     encoder = encoding.UnitEncoder.of(plan, first)
     counts = encoding.encode_units({0: rest}, encoder, size).per_group[0]
