@@ -5,13 +5,14 @@ reads a value and no one waits for columns that were never sent. A message holds
 forward and, for each request in them, what became of its rows before: stages keep the length of
 every slot themselves and refuse a message that does not follow from it.
 
-Legend: N rows, B requests, T blocks of the longest table, A captured layer ids.
+Legend: N rows, B requests, T blocks of the longest table, U tiles of rows, A captured layer ids.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -19,8 +20,9 @@ from runtime.batch import PreparedBatch
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 MAGIC = 0x5DC7
-VERSION = 2
-NUM_HEADER = 15
+VERSION = 3
+NUM_HEADER = 16
+_VECTOR = 2  # numbers of 16 bytes
 
 
 class Kind(enum.IntEnum):
@@ -65,7 +67,7 @@ class StageInput:
         engine: which engine of the last stage it is for; each has a KV pool and slots of its own.
         num_kv_blocks: of the pool to make; 0 in messages that open none.
         kv_block_size: tokens of a block of it.
-        batch: rows; every optional field is absent.
+        batch: rows; of the optional fields only tiles and rows per request may be there.
         news: one for each request of the batch, in order.
         aux_layer_ids: states that the last stage wants.
     """
@@ -83,18 +85,19 @@ class StageInput:
 def encode(message: StageInput) -> torch.Tensor:
     """Return int64 [NUM_HEADER + ...] on the CPU; the first number is the whole length."""
     batch = message.batch
-    sizes = (0, 0, 0, 0, 0)
+    sizes = (0, 0, 0, 0, 0, 0)
+    news = [n for item in message.news for n in astuple(item)]
+    parts = [torch.tensor([*message.aux_layer_ids, *news], dtype=torch.int64)]
     if batch is not None:
         tables = batch.block_tables_BT.shape
-        sizes = (batch.num_rows, *tables, batch.max_length, batch.rows_per_request or 0)
-    parts = [torch.tensor(message.aux_layer_ids, dtype=torch.int64)]
-    parts += [
-        torch.tensor([n.slot, n.start, n.num_rows, n.num_final_rows], dtype=torch.int64)
-        for n in message.news
-    ]
-    if batch is not None:
-        parts += [_flat(batch.ids_target_N), _flat(batch.positions_N), _flat(batch.slots_N)]
-        parts += [_flat(batch.row_request_N), _flat(batch.block_tables_BT)]
+        tiles_U2 = batch.block_tables_BT[:0] if batch.tiles_U2 is None else batch.tiles_U2
+        num_tiles = tiles_U2.shape[0]
+        dense = batch.rows_per_request or 0
+        sizes = (batch.num_rows, *tables, num_tiles, batch.max_length, dense)
+        rows = [batch.ids_target_N, batch.positions_N, batch.slots_N, batch.row_request_N]
+        rows += [batch.block_tables_BT, tiles_U2]
+        # One copy from the device for all of them.
+        parts.append(torch.cat([x.detach().flatten().long() for x in rows]).cpu())
     length = NUM_HEADER + sum(part.numel() for part in parts)
     header = [length, MAGIC, VERSION, int(message.kind), message.round_number]
     header += [message.engine, message.num_kv_blocks, message.kv_block_size]
@@ -117,23 +120,27 @@ def decode(numbers: torch.Tensor, *, device: torch.device) -> StageInput:
     if not is_known or head[3] not in tuple(Kind):
         raise DiagnosticError(_not_a_message(f"{numbers.numel()} numbers that begin {head[:3]}"))
     kind, round_number, engine, num_kv_blocks, kv_block_size = head[3:8]
-    num_aux, num_news, num_rows, num_tables, width, max_length, dense = head[8:]
-    sizes = [num_aux, 4 * num_news, num_rows, num_rows, num_rows, num_rows, num_tables * width]
-    if min(sizes) < 0 or NUM_HEADER + sum(sizes) != numbers.numel():
+    num_aux, num_news, num_rows, num_tables, width, num_tiles, max_length, dense = head[8:]
+    sizes = [num_rows, num_rows, num_rows, num_rows, num_tables * width, 2 * num_tiles]
+    num_host = NUM_HEADER + num_aux + 4 * num_news
+    if min(num_aux, num_news, *sizes) < 0 or num_host + sum(sizes) != numbers.numel():
         raise DiagnosticError(_not_a_message(f"{numbers.numel()} numbers for parts of {sizes}"))
-    parts = torch.split(numbers[NUM_HEADER:], sizes)
-    aux, news, ids, positions, slots, requests, tables = parts
     batch = None
     if kind == Kind.RUN:
+        ids, positions, slots, requests, tables, tiles = _to_device(
+            torch.split(numbers[num_host:], sizes), device
+        )
         batch = PreparedBatch(
-            ids_target_N=ids.to(device),
-            positions_N=positions.to(device),
-            slots_N=slots.to(device),
-            row_request_N=requests.to(device, torch.int32),
-            block_tables_BT=tables.view(num_tables, width).to(device, torch.int32),
+            ids_target_N=ids,
+            positions_N=positions,
+            slots_N=slots,
+            row_request_N=requests.int(),
+            block_tables_BT=tables.view(num_tables, width).int(),
             max_length=max_length,
             rows_per_request=dense or None,
+            tiles_U2=tiles.view(num_tiles, 2).int() if num_tiles else None,
         )
+    aux, news = torch.split(numbers[NUM_HEADER:num_host], [num_aux, 4 * num_news])
     return StageInput(
         kind=Kind(kind),
         round_number=round_number,
@@ -175,8 +182,11 @@ class SlotLengths:
         return {slot: start + rows for slot, (start, rows) in self._spans.items()}
 
 
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().to("cpu", torch.int64).flatten()
+def _to_device(parts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Copy int64 parts in one piece; each begins where kernels load vectors from."""
+    padded = [torch.nn.functional.pad(part, (0, -part.numel() % _VECTOR)) for part in parts]
+    pieces = torch.split(torch.cat(padded).to(device), [piece.numel() for piece in padded])
+    return [piece[: part.numel()] for piece, part in zip(pieces, parts, strict=True)]
 
 
 def _not_a_message(found: str) -> Diagnostic:

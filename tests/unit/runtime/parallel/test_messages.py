@@ -45,6 +45,7 @@ def messages(draw: st.DrawFn) -> StageInput:
             ),
             max_length=draw(numbers),
             rows_per_request=draw(st.sampled_from([None, 1, 3])),
+            tiles_U2=draw(st.sampled_from([None, torch.tensor([[0, 1], [1, 8]]).int()])),
         ),
         news=tuple(
             SlotNews(slot=slot, start=draw(numbers), num_rows=1, num_final_rows=-1)
@@ -74,6 +75,9 @@ def test_what_is_sent_arrives(message: StageInput) -> None:
         assert torch.equal(ours, theirs)
         assert ours.dtype == theirs.dtype
     assert found.batch.rows_per_request == message.batch.rows_per_request
+    ours, theirs = found.batch.tiles_U2, message.batch.tiles_U2
+    assert (ours is None) == (theirs is None)
+    assert ours is None or theirs is None or torch.equal(ours, theirs)
 
 
 def test_a_message_without_rows() -> None:
