@@ -10,18 +10,47 @@ from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
 
 
-def copy_blocks(move: BlockMove, source: Sequence[KVLayer], destination: Sequence[KVLayer]) -> None:
+class BlockIndices:
+    """Block numbers as tensors; every layer of a chunk asks for the same ones.
+
+    One thread's: the newest few are kept, since a copy to the device makes the host wait.
+    """
+
+    _NUM_KEPT = 4
+
+    def __init__(self) -> None:
+        """Keep nothing yet."""
+        self._kept: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
+
+    def of(self, blocks: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """Return int64 [number of blocks]."""
+        found = self._kept.get((blocks, device))
+        if found is None:
+            found = torch.tensor(blocks, dtype=torch.int64, device=device)
+            if len(self._kept) == self._NUM_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[blocks, device] = found
+        return found
+
+
+def copy_blocks(
+    move: BlockMove,
+    source: Sequence[KVLayer],
+    destination: Sequence[KVLayer],
+    indices: BlockIndices,
+) -> None:
     """Copy what a move names; asynchronous on CUDA, in the current stream.
 
     Args:
         move: which heads of which blocks.
         source: the sender's pool.
         destination: the receiver's pool.
+        indices: of the thread that copies.
     """
-    heads_in = slice(move.source_head, move.source_head + move.num_heads)
-    heads_out = slice(move.destination_head, move.destination_head + move.num_heads)
     origin, goal = source[move.source_layer], destination[move.destination_layer]
-    blocks_in = torch.tensor(move.source_blocks, device=origin.k.device)
-    blocks_out = torch.tensor(move.destination_blocks, device=goal.k.device)
+    blocks_in = indices.of(move.source_blocks, origin.k.device)
+    blocks_out = indices.of(move.destination_blocks, goal.k.device)
     for read, written in ((origin.k, goal.k), (origin.v, goal.v)):
-        written[blocks_out, heads_out] = read[blocks_in, heads_in].to(written.device)
+        heads = read.narrow(1, move.source_head, move.num_heads)
+        picked = heads.index_select(0, blocks_in).to(written.device)
+        written.narrow(1, move.destination_head, move.num_heads).index_copy_(0, blocks_out, picked)

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from runtime.config import DTYPES
-from runtime.disagg.copies import copy_blocks
+from runtime.disagg.copies import BlockIndices, copy_blocks
 from runtime.disagg.failures import carrier_failed
 from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
@@ -96,10 +96,11 @@ class GpuLink:
         """Copy from `source` into `destination`, both on one GPU."""
         self._source = source
         self._destination = destination
+        self._indices = BlockIndices()
 
     def write(self, move: BlockMove) -> None:
         """Launch the copy; see `Link.write`."""
-        copy_blocks(move, self._source, self._destination)
+        copy_blocks(move, self._source, self._destination, self._indices)
 
     def finish(self, timeout_s: float) -> None:
         """Wait for the copies; see `Link.finish`."""

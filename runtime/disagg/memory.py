@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from runtime.config import DTYPES
-from runtime.disagg.copies import copy_blocks
+from runtime.disagg.copies import BlockIndices, copy_blocks
 from runtime.disagg.failures import carrier_failed
 from runtime.disagg.gpu_pools import GpuAddress, GpuLink, GpuReceiver, open_pool
 from runtime.disagg.transport import BlockMove, Link, Receiver
@@ -83,13 +83,14 @@ class MemoryLink:
         self._source = source
         self._address = address
         self._pools = pools
+        self._indices = BlockIndices()
 
     def write(self, move: BlockMove) -> None:
         """Copy; see `Link.write`."""
         pool = self._pools.get(self._address)
         if pool is None:
             raise DiagnosticError(carrier_failed("memory", "the pool was withdrawn"))
-        copy_blocks(move, self._source, pool)
+        copy_blocks(move, self._source, pool, self._indices)
 
     def finish(self, timeout_s: float) -> None:
         """Wait for copies of a GPU; those of a CPU are done."""
@@ -208,10 +209,11 @@ class SharedLink:
         self._source = source
         self._memories = tuple(memories)  # the views live as long as these
         self._destination = destination
+        self._indices = BlockIndices()
 
     def write(self, move: BlockMove) -> None:
         """Copy; see `Link.write`."""
-        copy_blocks(move, self._source, self._destination)
+        copy_blocks(move, self._source, self._destination, self._indices)
 
     def finish(self, timeout_s: float) -> None:
         """Wait for nothing: copies of a CPU are done, those of a GPU end in host memory."""

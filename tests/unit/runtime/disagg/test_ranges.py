@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.disagg.copies import copy_blocks
+from runtime.disagg.copies import BlockIndices, copy_blocks
 from runtime.disagg.ranges import byte_ranges, places_of
 from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
@@ -46,7 +46,7 @@ def test_ranges_are_the_copy(data: st.DataObject) -> None:
     )
     source = pool(heads_in, 0)
     expected, found = pool(heads_out, 500), pool(heads_out, 500)
-    copy_blocks(move, source, expected)
+    copy_blocks(move, source, expected, BlockIndices())
     ranges = byte_ranges(move, places_of(source)[0], places_of(found)[0])
     copy_bytes(source[0], found[0], ranges)
     assert torch.equal(found[0].k, expected[0].k)
