@@ -191,6 +191,8 @@ def bench(
         DiagnosticError: SD834, SD832, SD909, SD920-SD922, and what `load_for_bench` raises.
     """
     with _runtime_extra():
+        if manifest is not None and _served_as_other_rank(manifest, engine):
+            raise SystemExit(0)  # rank 0 has the report
         from runtime.bench.run import run_bench
 
         return run_bench(

@@ -20,8 +20,10 @@ from runtime.config import (
     resolve_config,
 )
 from runtime.engine.costs import CostPlace, cost_path
+from runtime.engine.engine import Engine
 from runtime.engine.llm import LLM, build_engine, invariance_problems
-from runtime.engine.staged import load_staged
+from runtime.engine.lockstep import EngineOrder
+from runtime.engine.staged import StagedModels, load_staged, stages_text
 from runtime.engine.text import load_tokenizer
 from runtime.loading import LoadedModels
 from runtime.spec.forced import ForcedLengths
@@ -38,6 +40,7 @@ class Loaded:
     Args:
         directory: that relative sources of the manifest count from.
         config: as resolved before loading; arms have other lengths and batches.
+        staged: the models, and other processes that hold parts of them.
         overrides: as given.
         tokenizer: None serves ids only.
         path: of the manifest; of the config with random weights.
@@ -46,11 +49,21 @@ class Loaded:
     path: Path
     manifest: Manifest
     directory: Path
-    models: LoadedModels
+    staged: StagedModels
     config: RuntimeConfig
     overrides: Overrides
     tokenizer: Tokenizer | None
     diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def models(self) -> LoadedModels:
+        """Models of this process."""
+        return self.staged.models
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether other processes hold parts of the models."""
+        return self.staged.peers is not None
 
     @property
     def has_speculation(self) -> bool:
@@ -75,20 +88,23 @@ def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchS
     config = resolve_config(facts, overrides)
     _check_stages(config, settings)
     _check_settings(config, settings)
+    has_tokenizer = facts.target.tokenizer_digest is not None
     if settings.shape is not None:
         models = random_models(facts, device=config.device, dtype=config.dtype, seed=settings.seed)
+        staged = StagedModels(models=models)
     else:
         assert manifest is not None, "a benchmark has a manifest or a shape"
-        models = load_staged(manifest, facts, config).models
+        staged = load_staged(manifest, facts, config, has_tokenizer=has_tokenizer)
+        models = staged.models
     found = forced + config.diagnostics + models.diagnostics + invariance_problems(models, config)
     if has_errors(found):
+        staged.close()
         raise DiagnosticError(found)
-    has_tokenizer = facts.target.tokenizer_digest is not None
     return Loaded(
         path=manifest or settings.shape or directory,
         manifest=facts,
         directory=directory,
-        models=models,
+        staged=staged,
         config=config,
         overrides=overrides,
         tokenizer=load_tokenizer(resolve_source(facts.target.source, directory))
@@ -107,23 +123,33 @@ def _check_stages(config: RuntimeConfig, settings: BenchSettings) -> None:
     if config.stage_mode == "whole":
         return
     wrong = None
-    if config.stage_mode == "processes":
-        wrong = "arms and steps of a benchmark share one process", "`--pp` with one rank a stage"
-    elif settings.shape is not None:
+    if settings.shape is not None:
         wrong = "random weights of a shape are not split", "a manifest"
     elif settings.contract == "off":
-        wrong = "the arm without the contract has one stage", "`--contract on`"
+        wrong = "the arm without the contract runs in one piece", "`--contract on`"
+    elif config.stage_mode == "processes" and settings.is_forced:
+        wrong = "other processes do not know a schedule of lengths", "no `--force-accept-length`"
+    elif config.stage_mode == "processes" and settings.reference is not None:
+        wrong = "margins to a reference need the whole target here", "no `--reference`"
     if wrong is not None:
         message, expected = wrong
+        stages, ranks = config.pipeline_parallel, config.tensor_parallel
         raise DiagnosticError(
             diagnose(
                 "SD832",
-                where="--pp",
-                message=f"`pipeline_parallel` is {config.pipeline_parallel}: {message}",
+                where="--pp" if stages > 1 else "--tp",
+                message=f"the target is spread over {stages} stages of {ranks} ranks: {message}",
                 expected=expected,
                 found=config.stage_mode,
             )
         )
+
+
+def layout_text(loaded: Loaded) -> str:
+    """Say how the target is spread, for the record."""
+    peers = loaded.staged.peers
+    transport = None if peers is None else peers.groups.transport
+    return stages_text(loaded.manifest, loaded.config, transport)
 
 
 def arm_names(loaded: Loaded, settings: BenchSettings) -> tuple[ArmName, ...]:
@@ -202,16 +228,20 @@ def make_arm(
     costs = CostPlace(
         path=cost_path(loaded.path, config.cost_table), fingerprint=loaded.manifest.fingerprint
     )
-    engine = build_engine(
-        models,
-        config,
-        tokenizer=loaded.tokenizer,
-        script=script,
-        costs=costs,
-        forced=forced,
-    )
+
+    def build(order: EngineOrder) -> Engine:
+        return build_engine(
+            models,
+            order.config,
+            tokenizer=loaded.tokenizer,
+            script=order.script,
+            costs=costs,
+            forced=forced,
+            line=loaded.staged.line,
+        )
+
     return LLM(
-        engine=engine,
+        engine=loaded.staged.open(EngineOrder(config=config, script=script), build),
         models=models,
         manifest=loaded.manifest,
         tokenizer=loaded.tokenizer,

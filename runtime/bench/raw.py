@@ -66,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         oracle_accept_length: that the oracle's drafts aimed at; None for other proposers.
         proposer: of the speculative arm; `none` without one.
         verification: `seeded`, or `rejection`, which claims no equality where it samples.
+        layout: stages and ranks, where they run and how tensors travel between them.
     """
 
     manifest: str | None
@@ -88,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     forced_accept_length: float | None
     oracle_accept_length: float | None
     points: list[PointSettings]
+    layout: str = "one stage"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

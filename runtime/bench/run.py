@@ -1,6 +1,6 @@
 """Runs the arms of a benchmark at every point and hands over raw records.
 
-All arms share one process, the same weights and settings; each has an engine and a KV pool of its
+All arms share the same weights, processes and settings; each has an engine and a KV pool of its
 own, so the target-only arm pays for no draft. Every run starts with an empty prefix cache, after a
 warm-up that is not timed; arms alternate (A B, B A, ...). Steps are measured once the engines of a
 point are gone. `runtime.bench.summary` makes the report of what comes out.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from runtime.bench.arms import (
     arm_names,
     arm_order,
     forced_lengths,
+    layout_text,
     load_for_bench,
     make_arm,
     models_of,
@@ -99,8 +101,21 @@ def run_bench(
     if settings.reference is not None:
         references = read_references(settings.reference, settings.reference_set)
     loaded = load_for_bench(manifest, overrides, settings)
-    for diagnostic in loaded.diagnostics:
-        on_diagnostic(diagnostic)
+    if loaded.has_processes:
+        settings = replace(settings, step_samples=0)  # steps are those of one process
+    with closing(loaded.staged):
+        for diagnostic in loaded.diagnostics:
+            on_diagnostic(diagnostic)
+        return _run(manifest, loaded, settings, references, on_progress)
+
+
+def _run(
+    manifest: Path | None,
+    loaded: Loaded,
+    settings: BenchSettings,
+    references: Sequence[tuple[int, ...]] | None,
+    on_progress: Progress,
+) -> RawBench:
     points = _points(loaded, settings)
     records: list[Record] = []
     if settings.step_samples:
@@ -271,6 +286,8 @@ def _run_arms(
             )
         place = RunPlace(point=point.index, arm=arm, order=number)
         outcomes.append(run_arm(llms[arm], place, point.workload, settings, on_progress))
+    for llm in llms.values():
+        llm.engine.close()
     return outcomes, script
 
 
@@ -365,4 +382,5 @@ def _settings(
         forced_accept_length=settings.accept_length if settings.is_forced else None,
         oracle_accept_length=(settings.accept_length or gamma + 1) if is_oracle else None,
         points=[item.settings for item in measured],
+        layout=layout_text(loaded),
     )

@@ -272,6 +272,15 @@ class Engine:
         self._scheduler.num_preemptions = 0
         self._counter.reset()
 
+    @torch.inference_mode()
+    def close(self) -> None:
+        """Give up what other stages hold for this engine; nobody calls it afterwards.
+
+        Raises:
+            DiagnosticError: SD853 to SD856, another stage is lost or failed.
+        """
+        self._rounds.close()
+
     def check(self) -> None:
         """Assert that blocks, slots and queues agree; for tests and idle moments."""
         placed = self._scheduler.placed

@@ -54,6 +54,9 @@ class Forwards(Protocol):
     def abandon(self) -> None:
         """Let every forward go that was sent off and not waited for."""
 
+    def close(self) -> None:
+        """Give up what other stages hold for this engine; it runs nothing afterwards."""
+
 
 def layer_listener(
     on_rows: RowsDone | None, news: Sequence[SlotNews]
@@ -90,3 +93,7 @@ class LocalForwards:
     def abandon(self) -> None:
         """Forget the forwards that were kept."""
         self._submitted.clear()
+
+    def close(self) -> None:
+        """Forget them; no other stage holds anything."""
+        self.abandon()

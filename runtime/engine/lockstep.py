@@ -300,13 +300,14 @@ class LockstepLeader:
         self._engine.check()
 
     def close(self) -> None:
-        """Give the engine up on the other ranks.
+        """Give the engine up on every rank.
 
         Raises:
             DiagnosticError: SD859, they disagree about the last step; SD855, one is gone.
         """
         with self._lock:
             self._journal.exchange(_Kind.CLOSE, self._number)
+        self._engine.close()
 
 
 def local_engine(engine: Engine | LockstepLeader, config: RuntimeConfig) -> Engine:
@@ -346,7 +347,7 @@ def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
         if message.kind == _Kind.OPEN:
             engines[message.engine] = build(_ORDER.decode(message.payload))
         elif message.kind == _Kind.CLOSE:
-            del engines[message.engine]
+            engines.pop(message.engine).close()
         elif message.kind == _Kind.STEP:
             engine = engines[message.engine]
             for command in _COMMANDS.decode(message.payload) if message.payload else ():

@@ -132,6 +132,11 @@ class RoundsUnderWay:
                 placed.is_under_way = False
         self._forwards.abandon()
 
+    def close(self) -> None:
+        """Let every round go, and what other stages hold for them."""
+        self.abandon()
+        self._forwards.close()
+
 
 def _blamed(error: DiagnosticError, requests: Sequence[Request]) -> list[Blamed]:
     """Return the requests that an error names, each with its first problem.

@@ -26,9 +26,10 @@ def _title(report: BenchReport) -> str:
     prompts = "random prompts"
     if settings.prompts is not None:
         prompts = f"{settings.num_prompts} prompts of {settings.prompts}"
+    layout = "" if settings.layout == "one stage" else f", {settings.layout}"
     return (
         f"{prompts}, at most {settings.max_tokens} new tokens, temperature "
-        f"{settings.temperature:g}, {settings.device} {settings.dtype}"
+        f"{settings.temperature:g}, {settings.device} {settings.dtype}{layout}"
     )
 
 
