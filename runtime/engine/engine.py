@@ -264,21 +264,13 @@ class Engine:
         )
 
     def flush_cache(self) -> None:
-        """Clear the prefix index and the counters; requests in flight go on.
-
-        No memory is released or moved: captured graphs keep their addresses.
-        """
+        """Clear prefix index and counters; requests go on, and no memory that graphs know moves."""
         self._blocks.flush()
         self._scheduler.num_preemptions = 0
         self._counter.reset()
 
-    @torch.inference_mode()
     def close(self) -> None:
-        """Give up what other stages hold for this engine; nobody calls it afterwards.
-
-        Raises:
-            DiagnosticError: SD853 to SD856, another stage is lost or failed.
-        """
+        """Give up what other stages hold for this engine; nobody calls it afterwards."""
         self._rounds.close()
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""`specctl bench` over stages and ranks that are processes: both arms, equal, and nothing is left."""
+"""`specctl bench` over stages and ranks that are processes: both arms, equal, nothing is left."""
 
 from __future__ import annotations
 
