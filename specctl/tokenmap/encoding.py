@@ -26,8 +26,8 @@ _UNITS_A_TEXT = 512
 _TEXTS_A_BATCH = 16  # the package makes some 100 bytes for each token of a batch
 _WHOLE_A_BATCH = 64
 _UNITS_A_SUM = 1 << 17
-_LENGTHS = (0, 6, 8, 10, 13, 18, 1 << 31)
-"""Units of like length are encoded together, a sixth at a time: what bounds memory."""
+_LENGTHS = (0, 5, 6, 7, 8, 9, 10, 12, 14, 18, 26, 1 << 31)
+"""Units of like length are encoded together, a tenth at a time: what bounds memory."""
 _WIDE = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in LETTER_RANGES)
 _ONE_WORD = f"^ ?(?:[A-Za-z{_WIDE}]+|[!-&(-/:-@\\[-`{{-~]+)$"
 """Letters, or signs of ASCII but the apostrophe: what every listed pattern takes whole and NFC
@@ -70,29 +70,25 @@ def _separated(config: bytes) -> Tokenizer:
     return tokenizer
 
 
-def encode_units(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: int) -> Counted:
-    """Return the target-id counts of each group's units.
+def encode_units(
+    tables: Mapping[int, pa.Table], encoder: UnitEncoder, counts: Mapping[int, np.ndarray]
+) -> Counted:
+    """Add the target-id counts of each group's units.
 
     Args:
         tables: group -> its units and their counts, as `scan.unit_counts` gives them.
         encoder: of the tokenizer.
-        size: ids of the tokenizer.
-
-    Returns:
-        Group -> [size] uint64 occurrences, and how many distinct units there were.
+        counts: group -> [size] uint64 occurrences, added to.
     """
-    counts = {group: np.zeros(size, np.uint64) for group in tables}
     num_units = occurrences = 0
     for low, high in pairwise(_LENGTHS):
         part = {group: _of_length(tables[group], low, high) for group in sorted(tables)}
         part = {group: table for group, table in part.items() if len(table)}
         if part:
-            counted = _encode_units(part, encoder, size)
+            counted = _encode_units(part, encoder, counts)
             num_units += counted.num_units
             occurrences += counted.num_occurrences
-            for group, found in counted.per_group.items():
-                counts[group] += found
-    return Counted(per_group=counts, num_units=num_units, num_occurrences=occurrences)
+    return Counted(num_units=num_units, num_occurrences=occurrences)
 
 
 def _of_length(table: pa.Table, low: int, high: int) -> pa.Table:
@@ -101,7 +97,9 @@ def _of_length(table: pa.Table, low: int, high: int) -> pa.Table:
     return table.filter(pc.and_(pc.greater(sizes, low), pc.less_equal(sizes, high)))
 
 
-def _encode_units(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: int) -> Counted:
+def _encode_units(
+    tables: Mapping[int, pa.Table], encoder: UnitEncoder, counts: Mapping[int, np.ndarray]
+) -> Counted:
     """Encode the units of some groups, each unit once."""
     groups = list(tables)
     column = pa.concat_tables([tables[group] for group in groups])["unit"]
@@ -109,63 +107,63 @@ def _encode_units(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: in
     del column
     rows = np.asarray(coded.indices)
     flat, starts, lengths = _flat_ids(coded.dictionary, encoder)
-    per_group, begin, occurrences = {}, 0, 0
+    begin = occurrences = 0
     for group in groups:
         end = begin + len(tables[group])
         nums = np.asarray(tables[group]["num"].combine_chunks()).astype(np.uint64)
         units = rows[begin:end]
-        per_group[group] = _weighted(flat, starts[units], lengths[units], nums, size)
+        _add_weighted(counts[group], flat, starts[units], lengths[units], nums)
         occurrences += int(nums.sum())
         begin = end
-    return Counted(per_group=per_group, num_units=len(starts), num_occurrences=occurrences)
+    return Counted(num_units=len(starts), num_occurrences=occurrences)
 
 
-def encode_firsts(tables: Mapping[int, pa.Table], encoder: UnitEncoder, size: int) -> Counted:
-    """Return the counts of units that begin a document, as `encode_units` does for the others."""
-    per_group, num_units, occurrences = {}, 0, 0
+def encode_firsts(
+    tables: Mapping[int, pa.Table], encoder: UnitEncoder, counts: Mapping[int, np.ndarray]
+) -> Counted:
+    """Add the counts of units that begin a document, as `encode_units` does for the others."""
+    num_units = occurrences = 0
     for group, table in tables.items():
-        counts = np.zeros(size, np.uint64)
         for start in range(0, len(table), _UNITS_A_TEXT):
             part = table.slice(start, _UNITS_A_TEXT)
             texts = part["unit"].cast(pa.string()).to_pylist()
             nums = part["num"].to_pylist()
-            counts += encode_whole(texts, nums, encoder.first, size)
+            encode_whole(texts, nums, encoder.first, counts[group])
             occurrences += sum(nums)
         num_units += len(table)
-        per_group[group] = counts
-    return Counted(per_group=per_group, num_units=num_units, num_occurrences=occurrences)
+    return Counted(num_units=num_units, num_occurrences=occurrences)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counted:
-    """Result of `encode_units`.
+    """What was encoded.
 
     Args:
-        per_group: group -> [size] uint64 occurrences.
         num_units: distinct units that were encoded.
         num_occurrences: how often they occur.
     """
 
-    per_group: dict[int, np.ndarray]
     num_units: int
     num_occurrences: int
 
 
-def _weighted(
-    flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, nums: np.ndarray, size: int
-) -> np.ndarray:
-    """Return how often each id occurs; unit i is `flat[starts[i]:][:lengths[i]]`, nums[i] times."""
-    counts = np.zeros(size, np.uint64)
+def _add_weighted(
+    counts: np.ndarray,
+    flat: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    nums: np.ndarray,
+) -> None:
+    """Add how often each id occurs; unit i is `flat[starts[i]:][:lengths[i]]`, nums[i] times."""
     for begin in range(0, len(starts), _UNITS_A_SUM):
         part = slice(begin, begin + _UNITS_A_SUM)
         first, many = starts[part], lengths[part]
         ends = np.cumsum(many)
         at = np.arange(int(ends[-1])) + np.repeat(first - (ends - many), many)
-        _add_weighted(counts, flat[at], np.repeat(nums[part], many))
-    return counts
+        _add_at(counts, flat[at], np.repeat(nums[part], many))
 
 
-def _add_weighted(counts: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> None:
+def _add_at(counts: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> None:
     """Add `weights[i]` to `counts[ids[i]]`, exactly."""
     # bincount adds doubles: the three parts of a weight keep every sum exact.
     for shift in (0, 24, 48):
@@ -246,15 +244,13 @@ def fast_encode(tokenizer: Tokenizer):  # type: ignore[no-untyped-def]
 
 
 def encode_whole(
-    texts: Sequence[str], nums: Sequence[int], tokenizer: Tokenizer, size: int
-) -> np.ndarray:
-    """Return the counts of texts that are encoded as they are, text i counting `nums[i]` times."""
-    counts = np.zeros(size, np.uint64)
+    texts: Sequence[str], nums: Sequence[int], tokenizer: Tokenizer, counts: np.ndarray
+) -> None:
+    """Add the counts of texts that are encoded as they are, text i counting `nums[i]` times."""
     encode = fast_encode(tokenizer)
     for begin in range(0, len(texts), _WHOLE_A_BATCH):
         part = slice(begin, begin + _WHOLE_A_BATCH)
         encodings = encode(list(texts[part]), add_special_tokens=False)
         for num, encoding in zip(nums[part], encodings, strict=True):
-            found = np.bincount(np.array(encoding.ids, np.int64), minlength=size)
+            found = np.bincount(np.array(encoding.ids, np.int64), minlength=len(counts))
             counts += found.astype(np.uint64) * np.uint64(num)
-    return counts

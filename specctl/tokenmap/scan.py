@@ -7,6 +7,7 @@ byte, so that a rule is a few bitwise operations over arrays that stay in the pr
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -235,6 +236,11 @@ def from_bytes(units: bytes, ends: bytes, nums: bytes) -> pa.Table:
         pa.binary(), len(nums) // 8, [None, pa.py_buffer(ends), pa.py_buffer(units)]
     )
     return pa.table({"unit": column, "num": pa.array(np.frombuffer(nums, "<i8"))})
+
+
+def counts_of(per_id: array[int]) -> np.ndarray:
+    """Return an array of 64-bit counts as one of numpy, [len(per_id)] uint64, in the same place."""
+    return np.frombuffer(per_id, np.uint64)
 
 
 @contextmanager

@@ -91,12 +91,12 @@ def plan_fast(text: str) -> FastPlan | str:
         text: of a tokenizer.json that the `tokenizers` package accepts.
     """
     try:
-        return _plan(json.loads(text))
+        return _plan(json.loads(text), text)
     except _NotFastError as error:
         return str(error)
 
 
-def _plan(config: dict[str, Any]) -> FastPlan:
+def _plan(config: dict[str, Any], text: str) -> FastPlan:
     model = config.get("model") or {}
     kind = model.get("type", "BPE")
     if model.get("dropout"):
@@ -114,7 +114,9 @@ def _plan(config: dict[str, Any]) -> FastPlan:
         inner, rules, name = _spaced(config, kind, normalizers, splitters)
     else:
         raise _NotFastError(f"model {kind} after {types or 'no pre-tokenizer'}")
-    inner = {**inner, "truncation": None, "padding": None}
+    if inner is not config or config.get("truncation") or config.get("padding"):
+        inner = {**inner, "truncation": None, "padding": None}
+        text = json.dumps(inner, ensure_ascii=False)
     units = UnitPlan(
         rules=rules,
         first_differs=inner.get("normalizer") != config.get("normalizer")
@@ -123,7 +125,7 @@ def _plan(config: dict[str, Any]) -> FastPlan:
     )
     return FastPlan(
         units=units,
-        inner=json.dumps(inner, ensure_ascii=False).encode("utf-8"),
+        inner=text.encode("utf-8"),
         has_letters=bool(types) and types[-1] == "ByteLevel",
         reason=name,
     )

@@ -122,21 +122,21 @@ class Totals:
     def _encode(self, encoder: UnitEncoder) -> None:
         """Add the counts of everything that waits, and let go of it."""
         from specctl.tokenmap.encoding import encode_firsts, encode_units, encode_whole
-        from specctl.tokenmap.scan import merged
+        from specctl.tokenmap.scan import counts_of, merged
 
-        size = self._tokenizer.size
         for kept, encode in ((self._tables, encode_units), (self._firsts, encode_firsts)):
             groups = sorted(kept)
             # A group's tables are let go before the next one is merged.
             tables = {place: merged(kept.pop(group)) for place, group in enumerate(groups)}
-            counted = encode(tables, encoder, size)
+            counts = {
+                place: counts_of(self._counts_of(group)) for place, group in enumerate(groups)
+            }
+            counted = encode(tables, encoder, counts)
             self.num_units += counted.num_units
             self.num_unit_occurrences += counted.num_occurrences
-            for place, counts in counted.per_group.items():
-                _add(self._counts_of(groups[place]), counts)
         for group, texts in self._whole.items():
-            counts = encode_whole(texts, [1] * len(texts), encoder.first, size)
-            _add(self._counts_of(group), counts)
+            ones = [1] * len(texts)
+            encode_whole(texts, ones, encoder.first, counts_of(self._counts_of(group)))
         self._whole.clear()
 
     def table(self, side: str) -> CountTable:
@@ -153,7 +153,9 @@ class Totals:
             inside = [group for group in groups if getattr(group, key) == name]
             per_id = array("Q", bytes(8 * self._tokenizer.size))
             for group in inside:
-                _add(per_id, self._counts_of(group))
+                for target_id, count in enumerate(self._counts_of(group)):
+                    if count:
+                        per_id[target_id] += count
             rows.append(
                 domain_counts(
                     name,
@@ -163,13 +165,6 @@ class Totals:
                 )
             )
         return tuple(rows)
-
-
-def _add(total: array[int], counts: Any) -> None:
-    """Add counts, an array of [size], to `total`."""
-    for target_id, count in enumerate(counts.tolist()):
-        if count:
-            total[target_id] += count
 
 
 def artefact_of(

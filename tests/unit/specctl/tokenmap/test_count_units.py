@@ -132,6 +132,8 @@ def test_the_scan_finds_the_twins_units_in_all_short_texts(name: str) -> None:
 @needs_arrow
 @pytest.mark.parametrize("name", NAMES)
 def test_encoding_multiplies_units(name: str) -> None:
+    import numpy as np
+
     from specctl.tokenmap import encoding, scan
 
     plan = plan_of(name)
@@ -147,9 +149,10 @@ def test_encoding_multiplies_units(name: str) -> None:
         [d.encode() for d in documents], plan.units.rules, apart=plan.units.first_differs
     )
     encoder = encoding.UnitEncoder.of(plan, first)
-    counts = encoding.encode_units({0: rest}, encoder, size).per_group[0]
+    counts = np.zeros(size, np.uint64)
+    encoding.encode_units({0: rest}, encoder, {0: counts})
     if firsts is not None:
-        counts = counts + encoding.encode_firsts({0: firsts}, encoder, size).per_group[0]
+        encoding.encode_firsts({0: firsts}, encoder, {0: counts})
     wanted = collections.Counter(
         i for d in documents for i in first.encode(d, add_special_tokens=False).ids
     )
