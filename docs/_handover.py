@@ -24,6 +24,12 @@ from the decode side, then any number of prompts. Either side refuses the other 
 fact differs, and prints what both said. Facts are compared in the order of the `hello`: protocol,
 transport, then those of the model, the draft, the kernels and the settings; layouts may differ.
 
+A prefill server of several processes names in its `hello` where its other ranks listen. The decode
+server greets each of them too, with the same `session`, before it offers its pools: each must be a
+rank of that server and layout (SD870) and compute the same bits (SD860). These connections carry
+beats only, so that every process that writes hears, and is heard of, by itself. Prompts and answers
+go over the connection of rank 0. `offer` lists the pool of every rank of the decode server.
+
 For each `prefill` the prefill side answers with one of `prefilled`, `failed` or, after an `abort`,
 `released`. After any of the three it writes nothing more for that request, and the decode server's
 blocks are free to be used again.
@@ -37,6 +43,8 @@ say. A connection that ends, or on which nothing comes for `silence_s`, is lost.
 requests stay untouched for `fence_s`, and for `silence_s` more where the peer may live on (it fell
 silent, or did not acknowledge an abort): a prefill server that hears nothing for `silence_s` stops
 writing by itself. Then the request is asked of another peer. `silence_s` is part of the handshake.
+Of several ranks the first that is lost ends all: the others get `fence_s` to end by themselves,
+then their connections are cut, and they count as peers that may live on.
 
 What this does not cover: a machine between the two that ends a connection with a reset while the
 prefill server goes on writing past `fence_s`, and a prefill server that is suspended in the middle

@@ -21,8 +21,9 @@ from runtime.disagg.transport import Transport
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.engine import Engine
+from runtime.engine.first_drafts import FirstProposal
 from runtime.engine.llm import build_engine
-from runtime.engine.prefill_role import FirstProposal, PrefillEngine, PrefillParts
+from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.engine.request import RequestDelta, RequestInput
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import Proposer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,11 +18,13 @@ from runtime.disagg.frames import Frame, Offer, Prefilled
 from runtime.disagg.handshake import Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
+from runtime.disagg.outbox import Route
+from runtime.disagg.remote import OpenWay, StageOutlet, StageSender
 from runtime.disagg.routes import Routes, side_of
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.llm import build_engine
-from runtime.engine.prefill_role import PrefillEngine, PrefillParts, StagePool
+from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
 from runtime.kv import KVLayer
@@ -86,6 +88,45 @@ class AnsweringPort(Port):
         self.sent.append(through_the_wire(frame))
 
 
+class Notes:
+    """A board in memory."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+
+    def post(self, key: str, value: str) -> None:
+        self._values[key] = value
+
+    def take(self, key: str) -> str | None:
+        return self._values.pop(key, None)
+
+
+class StageEnd:
+    """The KV side of a first stage that is a thread."""
+
+    def __init__(self, system: System, rank: int) -> None:
+        self._system = system
+        self._rank = rank
+
+    def allocate(self, *what: Any) -> torch.Tensor:
+        return self._system.transport.allocate(*what)
+
+    def open(self, layers: tuple[KVLayer, ...], kv_block_size: int) -> StageSender:
+        def routes(order: OpenWay) -> Route:
+            assert order.kv_heads == tuple(self._system.kv_heads)
+            return self._system.routes(self._rank, layers)(order.arrived)
+
+        return StageSender(
+            pool=layers,
+            layers=range(len(layers)),
+            routes=routes,
+            sender=self._system.sender,
+            rank=self._rank,
+            board=self._system.board,
+            device=torch.device("cpu"),
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeRank:
     engine: DecodeEngine
@@ -136,6 +177,8 @@ class System:
         )
         self.transport = MemoryTransport()
         self.sender = EarlySender()
+        self.board = Notes()
+        self.muted: set[int] = set()  # world ranks of the prefill side that may not write
         decoder = manifest.target.decoder
         self.kv_heads = [decoder.num_kv_heads] * NUM_LAYERS
         draft = manifest.draft
@@ -181,15 +224,20 @@ class System:
         caches = make_caches(models, self.config)
         line, pools = self.stage_line(models.target, ranks), {ranks.rank: caches.pool.layers}
         engine = build_engine(models, self.config, caches=caches, line=line)
-        stages = []
-        for stage in self.stages[:-1] if line is not None else ():
+        outlet = None
+        if line is not None:
             worker = self.workers[ranks.rank]
             while 0 not in worker._pools:  # it makes the pool when it hears of the engine
                 threading.Event().wait(0.001)
-            rank = side_of("prefill", self.layout).rank(stage.index, ranks.rank)
+            rank = self.rank_before(ranks)
             pools[rank] = worker._pools[0].kv
-            routes = self.routes(rank, pools[rank])
-            stages.append(StagePool(first_layer=stage.first_layer, pool=pools[rank], routes=routes))
+            outlet = StageOutlet(
+                tell=line.order,
+                take=self.board.take,
+                stage_ranks=[rank],
+                kv_block_size=self.config.kv_block_size,
+                kv_heads=self.kv_heads,
+            )
         port = AnsweringPort()
         parts = PrefillParts(
             proposer=caches.proposer,
@@ -197,7 +245,7 @@ class System:
             num_pool_target_layers=caches.num_target_layers,
             num_target_layers=NUM_LAYERS,
             vocab_size=self.config.target_vocab_size,
-            stages=tuple(stages),
+            stages=outlet,
         )
         return PrefillRank(
             engine=PrefillEngine(
@@ -215,6 +263,10 @@ class System:
             line=line,
         )
 
+    def rank_before(self, ranks: Ranks) -> int:
+        """Return the world rank of the first stage in the column of a rank of the last one."""
+        return side_of("prefill", self.layout).rank(0, ranks.rank)
+
     def routes(self, rank: int, pool: tuple[KVLayer, ...]) -> Routes:
         return Routes(
             self.transport,
@@ -222,7 +274,7 @@ class System:
             rank=rank,
             kv_heads=self.kv_heads,
             pool=pool,
-            may_write=lambda peer: True,
+            may_write=lambda peer: rank not in self.muted,
         )
 
     def stage_line(self, target, ranks: Ranks) -> StageLine | None:  # type: ignore[no-untyped-def]
@@ -233,7 +285,10 @@ class System:
 
         def serve() -> None:
             models = self.load(self.first_exchange.ranks()[ranks.rank], stage=self.stages[0])
-            worker = StageWorker(models.target, control=control, upstream=None, downstream=states)
+            kv = StageEnd(self, self.rank_before(ranks))
+            worker = StageWorker(
+                models.target, control=control, upstream=None, downstream=states, kv=kv
+            )
             self.workers[ranks.rank] = worker
             worker.run()
 
@@ -321,13 +376,14 @@ class Served:
         return first
 
     def merged(self) -> list[Frame]:
-        """Return the answers that all prefill ranks gave alike, but for the bytes each sent."""
+        """Return the answers that all prefill ranks gave alike."""
         found = []
         for answers in zip(*(rank.port.sent for rank in self.prefilling), strict=True):
             first = answers[0]
             assert isinstance(first, Prefilled), first
             for other in answers[1:]:
                 assert isinstance(other, Prefilled)
+                assert other.num_kv_bytes == first.num_kv_bytes
                 assert other.committed_target == first.committed_target
                 assert other.state == first.state
             found.append(first)
@@ -336,7 +392,6 @@ class Served:
     def num_kv_bytes(self) -> int:
         return sum(
             frame.num_kv_bytes
-            for rank in self.prefilling
-            for frame in rank.port.sent
+            for frame in self.prefilling[0].port.sent
             if isinstance(frame, Prefilled)
         )

@@ -13,7 +13,9 @@ import msgspec
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import Manifest
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+RANK_FACTS = frozenset({"target", "dtype", "kv_block_size", "fingerprint", "peer_silence_s"})
+"""What every rank knows, with or without a draft, beside its kernels."""
 
 Role = Literal["prefill", "decode"]
 CarrierName = Literal["memory", "shared", "nixl", "mooncake"]
@@ -35,6 +37,11 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         facts: name -> value, compared in order; one list for both roles.
         layout: may differ.
         transport: name of what carries KV; the sides must name the same one.
+        server: name of the server whose process this is, another one at each start.
+        session: of the decode side: the attempt to connect that this greeting belongs to; the
+            greetings to all ranks of a prefill server have the same one.
+        rank: world rank of the process that speaks.
+        ranks: of rank 0: `host:port` of the other ranks that write KV, in their order.
     """
 
     protocol: int
@@ -42,6 +49,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     facts: dict[str, str]
     layout: Layout
     transport: str
+    server: str = ""
+    session: str = ""
+    rank: int = 0
+    ranks: tuple[str, ...] = ()
 
 
 def shared_facts(
@@ -92,6 +103,43 @@ def shared_facts(
     facts |= {f"kernels.{name}": value for name, value in sorted(kernels.items())}
     facts["fingerprint"] = manifest.fingerprint
     return facts
+
+
+def rank_facts(facts: dict[str, str]) -> dict[str, str]:
+    """Return the facts that a rank without a draft knows as well."""
+
+    def is_known(name: str) -> bool:
+        return name in RANK_FACTS or name.startswith("kernels.")
+
+    return {name: value for name, value in facts.items() if is_known(name)}
+
+
+def of_rank(hello: Hello, rank: int) -> Hello:
+    """Return what a decode server says to another rank than the first."""
+    return msgspec.structs.replace(hello, rank=rank, facts=rank_facts(hello.facts))
+
+
+def compare_ranks(first: Hello, other: Hello, rank: int) -> None:
+    """Refuse a process that is not rank `rank` of the server whose first rank greeted.
+
+    Raises:
+        DiagnosticError: SD870.
+    """
+    for name, expected, found in (
+        ("server", first.server, other.server),
+        ("rank", str(rank), str(other.rank)),
+        ("layout", str(first.layout), str(other.layout)),
+    ):
+        if expected != found:
+            raise DiagnosticError(
+                diagnose(
+                    "SD870",
+                    where=f"handshake, rank {rank}, {name}",
+                    message=f"what answers as rank {rank} of a prefill server is something else",
+                    expected=expected,
+                    found=found,
+                )
+            )
 
 
 def compare(ours: Hello, theirs: Hello) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from runtime.disagg.frames import Failed, Frame, Offer, Prefilled, Released
 from runtime.disagg.handshake import Hello
@@ -21,25 +23,28 @@ from runtime.disagg.lines import Line, greet
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrived:
-    """A decode server greeted and offered its pools."""
+class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
+    """A decode server greeted and offered its pools.
+
+    Args:
+        peer: the connection, under the name that all ranks of this server have for it.
+        theirs: how it greeted.
+        offer: where its pools are.
+    """
 
     peer: str
     theirs: Hello
     offer: Offer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag="said"):
     """A decode server sent a frame."""
 
     peer: str
     frame: Frame
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Left:
+class Left(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
     """A decode server is lost: nothing may be written for it any more."""
 
     peer: str
@@ -51,8 +56,9 @@ PeerEvent: TypeAlias = Arrived | Said | Left
 
 @dataclass(kw_only=True, slots=True)
 class _Lines:
-    by_name: dict[str, Line] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    by_peer: dict[str, Line] = field(default_factory=dict)
+    gone: deque[str] = field(default_factory=lambda: deque(maxlen=256))
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,8 +141,8 @@ class DecodePeers:
         with suppress(OSError):  # not on every system; closing alone would not wake `accept`
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        with self._lines.lock:
-            lines = tuple(self._lines.by_name.values())
+        with self._lines.changed:
+            lines = tuple(self._lines.by_peer.values())
         for line in lines:
             line.close()
 
@@ -153,16 +159,23 @@ class DecodePeers:
     def send(self, peer: str, frame: Prefilled | Failed | Released) -> None:
         """Queue a frame for a decode server; never waits. To one that left it goes nowhere."""
         self.counts.add(frame)
-        with self._lines.lock:
-            line = self._lines.by_name.get(peer)
+        line = self._line(peer)
         if line is not None:
             line.send(frame)
 
     def may_write(self, peer: str) -> bool:
         """Return whether KV may still be written to a decode server: it was heard of in time."""
-        with self._lines.lock:
-            line = self._lines.by_name.get(peer)
+        line = self._line(peer)
         return line is not None and line.is_open
+
+    def wait_for(self, peer: str) -> bool:
+        """Wait until a decode server has greeted this rank too; whether it did so in time."""
+        lines = self._lines
+        with lines.changed:
+            lines.changed.wait_for(
+                lambda: peer in lines.by_peer or peer in lines.gone, self._limits.connect_s
+            )
+            return peer in lines.by_peer
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for news; see `has_news`."""
@@ -170,8 +183,12 @@ class DecodePeers:
 
     def states(self) -> dict[str, str]:
         """Return `ready` for every decode server that is connected; for /health."""
-        with self._lines.lock:
-            return dict.fromkeys(self._lines.by_name, "ready")
+        with self._lines.changed:
+            return {line.name: "ready" for line in self._lines.by_peer.values()}
+
+    def _line(self, peer: str) -> Line | None:
+        with self._lines.changed:
+            return self._lines.by_peer.get(peer)
 
     def _accept(self, put: Callable[[PeerEvent], None]) -> None:
         while True:
@@ -191,13 +208,17 @@ class DecodePeers:
         except DiagnosticError as error:
             self._on_state(name, error.diagnostics[0])
             return
-        with self._lines.lock:
-            self._lines.by_name[name] = line
+        key = line.theirs.session or name
+        with self._lines.changed:
+            self._lines.by_peer[key] = line
+            self._lines.changed.notify_all()
         self._on_state(name, None)
-        problem = line.serve(lambda frame: put(_event_of(line, frame)))
-        with self._lines.lock:
-            del self._lines.by_name[name]
-        put(Left(peer=name, problem=problem))
+        problem = line.serve(lambda frame: put(_event_of(key, line, frame)))
+        with self._lines.changed:
+            del self._lines.by_peer[key]
+            self._lines.gone.append(key)
+            self._lines.changed.notify_all()
+        put(Left(peer=key, problem=problem))
         self._on_state(name, problem)
 
 
@@ -222,7 +243,7 @@ def listen_at(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _event_of(line: Line, frame: Frame) -> PeerEvent:
+def _event_of(key: str, line: Line, frame: Frame) -> PeerEvent:
     if isinstance(frame, Offer):
-        return Arrived(peer=line.name, theirs=line.theirs, offer=frame)
-    return Said(peer=line.name, frame=frame)
+        return Arrived(peer=key, theirs=line.theirs, offer=frame)
+    return Said(peer=key, frame=frame)

@@ -7,40 +7,17 @@ Threads only put events into one queue; `PrefillPeers` acts on them in the threa
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
-from runtime.disagg.frames import Abort, Frame, Offer, Prefill, unreachable
+from runtime.disagg.dialer import Dialer, DialEvent, Down, Up
+from runtime.disagg.frames import Abort, Frame, Offer, Prefill
 from runtime.disagg.handshake import Hello
 from runtime.disagg.limits import Limits
-from runtime.disagg.lines import Line, greet
+from runtime.disagg.lines import Line
 from runtime.disagg.rooms import RoomCounts, Rooms
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Up:
-    line: Line
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Down:
-    peer: str
-    problem: Diagnostic
-    may_write: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Came:
-    peer: str
-    frame: Frame
-
-
-_Event: TypeAlias = _Up | _Down | _Came
+from specctl.contract.diagnostics import Diagnostic
 
 
 class PrefillPeers:
@@ -65,12 +42,12 @@ class PrefillPeers:
             on_state: called in any thread with a peer and its problem when either changes; None:
                 it is connected.
         """
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[DialEvent] = queue.SimpleQueue()
         self._lines: dict[str, Line] = {}
         self._rooms = Rooms(tuple(peers), limits)
         self._news = threading.Event()
         self._dialers = [
-            _Dialer(name, hello=hello, offer=offer, limits=limits, on_state=on_state)
+            Dialer(name, hello=hello, offer=offer, limits=limits, on_state=on_state)
             for name in peers
         ]
 
@@ -101,7 +78,7 @@ class PrefillPeers:
             on_event: called in any thread when `poll` has something new to find.
         """
 
-        def put(event: _Event) -> None:
+        def put(event: DialEvent) -> None:
             self._events.put(event)
             self._news.set()
             on_event()
@@ -111,8 +88,14 @@ class PrefillPeers:
 
     def close(self) -> None:
         """End every connection and thread."""
+        self.stop()
         for dialer in self._dialers:
-            dialer.close()
+            dialer.join()
+
+    def stop(self) -> None:
+        """End every connection without waiting for the threads."""
+        for dialer in self._dialers:
+            dialer.stop()
 
     def send(self, frame: Frame) -> None:
         """Take a `Prefill` or an `Abort` from the engine; never waits for a peer."""
@@ -146,101 +129,13 @@ class PrefillPeers:
         """Return `ready`, `connecting` or the last problem of each peer; for /health."""
         return {dialer.peer: dialer.state for dialer in self._dialers}
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: DialEvent) -> None:
         now = time.monotonic()
-        if isinstance(event, _Up):
+        if isinstance(event, Up):
             self._lines[event.line.name] = event.line
             self._rooms.up(event.line.name, event.line.send, now)
-        elif isinstance(event, _Down):
+        elif isinstance(event, Down):
             self._lines.pop(event.peer, None)
             self._rooms.down(event.peer, event.problem, now, may_write=event.may_write)
         else:
             self._rooms.came(event.peer, event.frame, now)
-
-
-class _Dialer:
-    """Keeps one peer connected."""
-
-    def __init__(
-        self,
-        peer: str,
-        *,
-        hello: Hello,
-        offer: Offer,
-        limits: Limits,
-        on_state: Callable[[str, Diagnostic | None], None],
-    ) -> None:
-        self.peer = peer
-        self.state = "connecting"
-        self._hello = hello
-        self._offer = offer
-        self._limits = limits
-        self._on_state = on_state
-        self._closing = threading.Event()
-        self._line: Line | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, put: Callable[[_Event], None]) -> None:
-        self._thread = threading.Thread(
-            target=self._run, args=(put,), name=f"peer-{self.peer}", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-        line = self._line
-        if line is not None:
-            line.close()
-        if self._thread is not None:
-            self._thread.join(2 * self._limits.connect_s)
-
-    def _run(self, put: Callable[[_Event], None]) -> None:
-        last = ""
-        while not self._closing.is_set():
-            problem, may_write = self._connection(put)
-            was_ready, self.state = self.state == "ready", problem.oneline()
-            if was_ready or self.state != last:  # each attempt of a long outage is no news
-                put(_Down(peer=self.peer, problem=problem, may_write=may_write))
-                if not self._closing.is_set():
-                    self._on_state(self.peer, problem)
-            last = self.state
-            self._closing.wait(self._limits.retry_s)
-
-    def _connection(self, put: Callable[[_Event], None]) -> tuple[Diagnostic, bool]:
-        """Connect and read until the end; return why it ended; does the peer write on?"""
-        host, port = parse_address(self.peer, "--peer")
-        try:
-            opened = socket.create_connection((host, port), self._limits.connect_s)
-            line = greet(opened, self._hello, self._limits, name=self.peer)
-        except OSError as error:
-            return unreachable(self.peer, error.strerror or str(error)), False
-        except DiagnosticError as error:
-            return error.diagnostics[0], False
-        line.send(self._offer)
-        self._line = line
-        self.state = "ready"
-        self._on_state(self.peer, None)
-        put(_Up(line=line))
-        problem = line.serve(lambda frame: put(_Came(peer=self.peer, frame=frame)))
-        return problem, line.may_write
-
-
-def parse_address(text: str, option: str) -> tuple[str, int]:
-    """Return host and port of `host:port`; an IPv6 host stands in brackets.
-
-    Raises:
-        DiagnosticError: SD865, it is none.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
-        return host, int(port)
-    raise DiagnosticError(
-        diagnose(
-            "SD865",
-            where=option,
-            message=f"`{text}` is no address of a server",
-            expected="HOST:PORT, such as 10.0.0.5:9000",
-            found=text,
-        )
-    )

@@ -41,8 +41,5 @@ class DecodePort(Protocol):
     def poll(self) -> tuple[PeerEvent, ...]:
         """Return what happened, in order for each decode server."""
 
-    def may_write(self, peer: str) -> bool:
-        """Return whether KV may still be written to a decode server."""
-
     def wait(self, timeout_s: float) -> bool:
         """Wait for news; whether there are some."""

@@ -19,11 +19,12 @@ from runtime.config import (
     resolve_config,
 )
 from runtime.config.cost_table import CostTable
+from runtime.disagg.role_plan import RolePlan
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.costs import CostPlace, TimedParts, cost_path, engine_costs
 from runtime.engine.device_rounds import MakeRunner, make_device_rounds, round_menu
 from runtime.engine.engine import Engine
-from runtime.engine.lockstep import EngineOrder, LockstepLeader, local_engine
+from runtime.engine.lockstep import EngineOrder, LockstepLeader, own_engine
 from runtime.engine.probe import row_invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.staged import StagedModels, load_staged
@@ -172,6 +173,7 @@ class LLM:
         script: OracleScript | None = None,
         needs_tokenizer: bool = True,
         allocate: Allocate | None = None,
+        role: RolePlan | None = None,
     ) -> LLM:
         """Load what a manifest points to.
 
@@ -181,6 +183,8 @@ class LLM:
             script: what the `oracle` proposer replays.
             needs_tokenizer: False serves ids only, without text and stop strings.
             allocate: makes the KV pool's tensors, where a transport must reach them.
+            role: what other processes do of a prefill or decode server; `runtime.server.roles`
+                does the part of this one.
 
         Raises:
             DiagnosticError: what `load_manifest`, `resolve_config`, `load_models`,
@@ -194,7 +198,7 @@ class LLM:
         if needs_tokenizer:
             tokenizer = load_tokenizer(resolve_source(manifest.target.source, path.parent))
         with ExitStack() as guard:
-            staged = load_staged(path, manifest, config, has_tokenizer=needs_tokenizer)
+            staged = load_staged(path, manifest, config, has_tokenizer=needs_tokenizer, role=role)
             guard.callback(staged.close)
             llm = cls._over(
                 staged,
@@ -256,13 +260,14 @@ class LLM:
         )
 
     @property
-    def local_engine(self) -> Engine:
-        """The engine, where it is this process's alone.
+    def own_engine(self) -> Engine:
+        """The engine of this process; other ranks may run in step with it, then `engine` leads."""
+        return own_engine(self.engine)
 
-        Raises:
-            DiagnosticError: SD832, other tensor-parallel ranks run in step with it.
-        """
-        return local_engine(self.engine, self.config)
+    @property
+    def staged(self) -> StagedModels:
+        """Models of this process, and the other processes."""
+        return self._staged
 
     @property
     def problem(self) -> Diagnostic | None:

@@ -2,9 +2,9 @@
 
 Ranks gather equal bits, so what follows from them is equal: drafts, accepted counts, committed ids,
 blocks and queues need not be sent. What does not follow from them is what comes from outside, new
-engines, requests with their seeds, aborts and flushes: the first rank hands these to the others
-before each step. With every step goes a digest of all ids committed so far; a rank that has another
-one is named, and nothing of the step is delivered.
+engines, requests with their seeds, aborts, flushes and what peers of a role say: the first rank
+hands these to the others before each step. With every step goes a digest of all ids committed so
+far; a rank that has another one is named, and nothing of the step is delivered.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import torch
 
 from runtime.config import RuntimeConfig
 from runtime.engine.admission import refuse_masks
+from runtime.engine.commands import Abort, Add, Command, Flush, News, obey, pack, unpack
 from runtime.engine.engine import Engine
 from runtime.engine.request import Admission, RequestDelta, RequestInput
+from runtime.engine.role_rank import RoleRank
 from runtime.engine.stats import EngineStats
 from runtime.graphs.capture import GraphReport
 from runtime.parallel.ranks import Ranks
@@ -53,31 +55,10 @@ class EngineOrder:
     script: OracleScript | None = None
 
 
-class _Add(msgspec.Struct, tag="add", frozen=True, kw_only=True):
-    request: RequestInput
-
-
-class _Abort(msgspec.Struct, tag="abort", frozen=True, kw_only=True):
-    request_id: str
-
-
-class _Flush(msgspec.Struct, tag="flush", frozen=True, kw_only=True):
-    pass
-
-
-_Command = _Add | _Abort | _Flush
-
-
-def _plain(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
 def _torch_value(kind: type, value: str) -> Any:
     return torch.device(value) if kind is torch.device else getattr(torch, value)
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
-_COMMANDS = msgspec.msgpack.Decoder(list[_Command])
 _ORDER = msgspec.msgpack.Decoder(EngineOrder, dec_hook=_torch_value)
 
 
@@ -100,7 +81,7 @@ class _Journal:
             ranks: carry tensors of the CPU.
         """
         self.problem: Diagnostic | None = None
-        self._ranks = ranks
+        self.ranks = ranks
         self._num_steps = 0
         self._spoke_at_s = time.monotonic()
         self._digest = hashlib.blake2b(digest_size=8)
@@ -129,7 +110,7 @@ class _Journal:
         # 63 bits: the tensors are signed.
         digest = int.from_bytes(self._digest.digest(), "little") >> 1
         header = torch.tensor([self._num_steps, digest, kind, engine, len(payload)])
-        headers: list[list[int]] = self._ranks.gather(header).tolist()
+        headers: list[list[int]] = self.ranks.gather(header).tolist()
         first = headers[0]
         others = [rank for rank, row in enumerate(headers) if row[:2] != first[:2]]
         if others:
@@ -139,7 +120,7 @@ class _Journal:
             brought = torch.zeros(num_bytes, dtype=torch.uint8)
             if payload:
                 brought = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-            payload = bytes(self._ranks.gather(brought)[0].tolist())
+            payload = bytes(self.ranks.gather(brought)[0].tolist())
         self._spoke_at_s = time.monotonic()
         return _Message(kind=_Kind(first[2]), engine=first[3], payload=payload)
 
@@ -194,10 +175,15 @@ class Lockstep:
         """
         number, self._num_engines = self._num_engines, self._num_engines + 1
         config = replace(order.config, diagnostics=(), origins={})
-        payload = _ENCODER.encode(replace(order, config=config))
+        payload = pack(replace(order, config=config))
         with self._lock:
             self._journal.exchange(_Kind.OPEN, number, payload)
             return LockstepLeader(build(order), self._journal, number, self._lock)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that are led, for what they agree on in the middle of a step."""
+        return self._journal.ranks
 
     def close(self) -> None:
         """Let the other ranks end.
@@ -214,7 +200,12 @@ class LockstepLeader:
     """An engine of the first rank, which tells the others what it is told."""
 
     def __init__(
-        self, engine: Engine, journal: _Journal, number: int, lock: threading.Lock
+        self,
+        engine: Engine,
+        journal: _Journal,
+        number: int,
+        lock: threading.Lock,
+        role: RoleRank | None = None,
     ) -> None:
         """Lead one engine; `Lockstep.open` makes it.
 
@@ -223,22 +214,29 @@ class LockstepLeader:
             journal: of this rank.
             number: of the engine among those that were opened.
             lock: held while ranks run a step.
+            role: what drives the engine, here and on every other rank; None: this does.
         """
-        self._engine = engine
+        self.engine = engine
+        self._engine: Engine | RoleRank = engine if role is None else role
+        self._role = role
         self._lock = lock
         self._journal = journal
         self._number = number
-        self._commands: list[_Command] = []
+        self._commands: list[Command] = []
+
+    def in_role(self, role: RoleRank) -> LockstepLeader:
+        """Return what leads the engine in its role; the other ranks have made theirs."""
+        return LockstepLeader(self.engine, self._journal, self._number, self._lock, role)
 
     @property
     def config(self) -> RuntimeConfig:
         """Settings, the same on every rank but for the device."""
-        return self._engine.config
+        return self.engine.config
 
     @property
     def graph_report(self) -> GraphReport:
         """What captured graphs cost on this rank."""
-        return self._engine.graph_report
+        return self.engine.graph_report
 
     @property
     def has_work(self) -> bool:
@@ -262,20 +260,20 @@ class LockstepLeader:
             params = replace(request.params, seed=secrets.randbits(63))
             request = replace(request, params=params, has_seed=True)
         admission = self._engine.add_request(request)
-        self._commands.append(_Add(request=request))
+        self._commands.append(Add(request=request))
         return admission
 
     def abort(self, request_id: str) -> bool:
         """Drop a request on every rank; see `Engine.abort`."""
         is_dropped = self._engine.abort(request_id)
         if is_dropped:
-            self._commands.append(_Abort(request_id=request_id))
+            self._commands.append(Abort(request_id=request_id))
         return is_dropped
 
     def flush_cache(self) -> None:
         """Clear logical state on every rank; see `Engine.flush_cache`."""
         self._engine.flush_cache()
-        self._commands.append(_Flush())
+        self._commands.append(Flush())
 
     def step(self) -> tuple[RequestDelta, ...]:
         """Run one round on every rank.
@@ -283,7 +281,10 @@ class LockstepLeader:
         Raises:
             DiagnosticError: SD855, a rank is gone; SD859, ranks disagree about the steps before.
         """
-        payload = _ENCODER.encode(self._commands) if self._commands else b""
+        if self._role is not None and (news := self._role.port.fetch()):
+            self._role.port.hear(news)
+            self._commands.append(News(items=list(news)))
+        payload = pack(self._commands) if self._commands else b""
         self._commands.clear()
         with self._lock:
             self._journal.exchange(_Kind.STEP, self._number, payload)
@@ -293,11 +294,12 @@ class LockstepLeader:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of this rank's counters; those of other ranks are the same."""
-        return self._engine.stats()
+        found = self.engine if self._role is None else self._role.role_engine
+        return found.stats()
 
     def check(self) -> None:
         """Assert that this rank's blocks, slots and queues agree."""
-        self._engine.check()
+        self.engine.check()
 
     def close(self) -> None:
         """Give the engine up on every rank.
@@ -310,27 +312,12 @@ class LockstepLeader:
         self._engine.close()
 
 
-def local_engine(engine: Engine | LockstepLeader, config: RuntimeConfig) -> Engine:
-    """Return an engine that is one process's alone.
-
-    Raises:
-        DiagnosticError: SD832, other tensor-parallel ranks run in step with it.
-    """
-    if isinstance(engine, Engine):
-        return engine
-    size = config.tensor_parallel
-    raise DiagnosticError(
-        diagnose(
-            "SD832",
-            where="--tp",
-            message=f"a prefill or decode server of {size} tensor-parallel ranks cannot run",
-            expected="`--tp 1` beside `--role`",
-            found=size,
-        )
-    )
+def own_engine(engine: Engine | LockstepLeader) -> Engine:
+    """Return this rank's engine, which others may read and only its leader may call."""
+    return engine if isinstance(engine, Engine) else engine.engine
 
 
-def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
+def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine | RoleRank]) -> None:
     """Run engines in step with the first rank's until that one ends.
 
     Args:
@@ -342,7 +329,20 @@ def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
     """
     assert ranks.rank > 0, "the first rank leads"
     journal = _Journal(ranks)
-    engines: dict[int, Engine] = {}
+    engines: dict[int, Engine | RoleRank] = {}
+    try:
+        _follow(journal, engines, build)
+    finally:
+        for engine in engines.values():
+            if isinstance(engine, RoleRank):
+                engine.close()
+
+
+def _follow(
+    journal: _Journal,
+    engines: dict[int, Engine | RoleRank],
+    build: Callable[[EngineOrder], Engine | RoleRank],
+) -> None:
     while (message := journal.exchange(_Kind.STEP)).kind != _Kind.STOP:
         if message.kind == _Kind.OPEN:
             engines[message.engine] = build(_ORDER.decode(message.payload))
@@ -350,18 +350,9 @@ def follow(ranks: Ranks, build: Callable[[EngineOrder], Engine]) -> None:
             engines.pop(message.engine).close()
         elif message.kind == _Kind.STEP:
             engine = engines[message.engine]
-            for command in _COMMANDS.decode(message.payload) if message.payload else ():
-                _obey(engine, command)
+            for command in unpack(message.payload):
+                obey(engine, command)
             journal.note(engine.step())
-
-
-def _obey(engine: Engine, command: _Command) -> None:
-    if isinstance(command, _Add):
-        engine.add_request(command.request)
-    elif isinstance(command, _Abort):
-        engine.abort(command.request_id)
-    else:
-        engine.flush_cache()
 
 
 def _disagreement(others: Sequence[int], headers: Sequence[Sequence[int]]) -> Diagnostic:

@@ -22,6 +22,8 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
+from runtime.disagg.handshake import Layout
+from runtime.disagg.role_plan import RolePlan
 from runtime.engine.lockstep import Lockstep
 from runtime.engine.stages import StageLine
 from runtime.models import TargetModel
@@ -36,6 +38,7 @@ from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.lost import lost_peer
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Manifest
+from specctl.contract.stage_split import split_stages
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
         has_draft: whether the last stage loads a draft.
         has_tokenizer: whether the last stage has texts and stop strings.
         rank_timeout_s: that each waits for the next word of another.
+        role: of a prefill or decode server; None: a server that does all of the work.
     """
 
     specctl_version: str
@@ -74,6 +78,18 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     has_draft: bool
     has_tokenizer: bool
     rank_timeout_s: float
+    role: RolePlan | None = None
+
+    def layout(self, manifest: Manifest) -> Layout:
+        """Return how this server holds KV."""
+        stages = split_stages(
+            manifest, self.pipeline_parallel, stage_layers=self.stage_layers or None
+        )
+        return Layout(
+            stage_layers=tuple(stage.num_layers for stage in stages),
+            tensor_parallel=self.tensor_parallel,
+            is_draft_split=self.draft_tensor_parallel > 1,
+        )
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +103,9 @@ def ready_key(rank: int) -> str:
     return f"ready/{rank}"
 
 
-def plan_of(manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool) -> RankPlan:
+def plan_of(
+    manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool, role: RolePlan | None = None
+) -> RankPlan:
     """Return what the other processes load."""
     return RankPlan(
         specctl_version=manifest.specctl_version,
@@ -101,12 +119,8 @@ def plan_of(manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool) -
         has_draft=config.proposer in DRAFT_PROPOSERS,
         has_tokenizer=has_tokenizer,
         rank_timeout_s=config.rank_timeout_s,
+        role=role,
     )
-
-
-def _plan_text(manifest: Manifest, config: RuntimeConfig, has_tokenizer: bool) -> str:
-    plan = plan_of(manifest, config, has_tokenizer=has_tokenizer)
-    return msgspec.json.encode(plan).decode()
 
 
 def line_of(groups: ProcessGroups, last: TargetModel) -> StageLine:
@@ -174,9 +188,7 @@ class Peers:
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
 
     @classmethod
-    def meet(
-        cls, path: Path, manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool
-    ) -> Peers:
+    def meet(cls, path: Path, config: RuntimeConfig, plan: RankPlan) -> Peers:
         """Start the other processes, unless a launcher has, and tell them what to load.
 
         Raises:
@@ -204,7 +216,7 @@ class Peers:
         except DiagnosticError:
             _end(started.children, 0.0)
             raise
-        groups.publish(PLAN_KEY, _plan_text(manifest, config, has_tokenizer))
+        groups.publish(PLAN_KEY, msgspec.json.encode(plan).decode())
         return cls(groups, started, rank_timeout_s=config.rank_timeout_s)
 
     @property

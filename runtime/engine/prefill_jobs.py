@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.disagg.agreement import Ended
 from runtime.disagg.frames import Failed, Prefill, Prefilled, Released
 from runtime.disagg.outbox import Transfer
+from runtime.disagg.remote import StageTransfer
 from specctl.contract.diagnostics import Diagnostic
 
 
@@ -14,27 +16,50 @@ class PrefillJob:
     """A prompt that a decode server asked for.
 
     Args:
-        transfers: of this rank, then of the stages before it.
+        own: the transfer of this rank.
+        before: that of the stages before this one; None without any.
         answer: what is told once nothing is read or written any more; None: it is being computed.
     """
 
     peer: str
     asked: Prefill
-    transfers: tuple[Transfer, ...]
+    own: Transfer
+    before: StageTransfer | None = None
     answer: Prefilled | Failed | Released | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether it has an answer and nothing more is read or written for it."""
-        return self.answer is not None and all(item.is_over for item in self.transfers)
+        """Whether it has an answer and nothing more is read or written for it.
+
+        Raises:
+            DiagnosticError: SD853 to SD856, a stage is lost.
+        """
+        if self.answer is None or not self.own.is_over:
+            return False
+        return self.before is None or self.before.is_over
+
+    @property
+    def ended(self) -> Ended:
+        """What became of its KV."""
+        if self.before is None:
+            return Ended(problem=self.own.problem, num_kv_bytes=self.own.num_kv_bytes)
+        return Ended(
+            problem=self.own.problem or self.before.problem,
+            num_kv_bytes=self.own.num_kv_bytes + self.before.num_kv_bytes,
+        )
 
     @property
     def problem(self) -> Diagnostic | None:
         """Why some of its KV did not arrive."""
-        found = (item.problem for item in self.transfers)
-        return next((problem for problem in found if problem is not None), None)
+        return self.ended.problem
 
     def end(self, timeout_s: float) -> None:
         """Send nothing more."""
-        for transfer in self.transfers:
-            transfer.end(timeout_s)
+        self.own.end(timeout_s)
+        if self.before is not None:
+            self.before.end(timeout_s, is_whole=isinstance(self.answer, Prefilled))
+
+    def wait(self, timeout_s: float) -> None:
+        """Give what is not over a little time."""
+        if self.own.wait(timeout_s) and self.before is not None:
+            self.before.wait(timeout_s)

@@ -5,17 +5,20 @@ of that layer are launched for all of their positions, with the event that marks
 kernels; the draft's go after it has observed them. At the first token the state of the draft goes
 with the answer, and drafts where the decode side wants them. Slot and blocks are let go of when
 nothing reads them any more; only then the decode side is told the outcome.
+
+Over several ranks each has such an engine, all get the same events at the same steps, and the ports
+of all but the first send nothing. Stages before this one are told what to send.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
+import msgspec
 import torch
 
-from runtime.disagg.agreement import Agreement, Alone
+from runtime.disagg.agreement import Agreement, Alone, Ended
 from runtime.disagg.early import EarlySender, Ready, mark
 from runtime.disagg.frames import (
     Abort,
@@ -23,41 +26,25 @@ from runtime.disagg.frames import (
     Prefill,
     Prefilled,
     Released,
-    TensorBytes,
     pack_tensor,
 )
 from runtime.disagg.listen import Arrived, Left, PeerEvent
 from runtime.disagg.outbox import Route, Transfer
 from runtime.disagg.ports import DecodePort
+from runtime.disagg.remote import StageOutlet
 from runtime.engine.engine import Engine
+from runtime.engine.first_drafts import FirstProposal, first_drafts
 from runtime.engine.prefill_jobs import PrefillJob
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
+from runtime.engine.until_lost import is_rank_fault
 from runtime.kv import KVLayer
 from runtime.parallel.messages import SlotNews
 from runtime.spec.types import Proposer, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
-FirstProposal = Literal["one_hot", "full"]
-"""What stands for the law of a first round's drafts: certainty, or the law itself."""
-
 WAIT_S = 0.001
 """Longest wait of a step that has nothing to run; frames are seen after it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StagePool:
-    """The KV of a stage before the last one.
-
-    Args:
-        first_layer: of the target.
-        pool: its layers.
-        routes: as `routes` of `PrefillEngine`, for the rank that computes this stage.
-    """
-
-    first_layer: int
-    pool: tuple[KVLayer, ...]
-    routes: Callable[[Arrived], Route]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +57,7 @@ class PrefillParts:
         num_pool_target_layers: the first ones of the pool: those of this stage.
         num_target_layers: of the whole target: the draft's are numbered after them.
         vocab_size: of the target.
-        stages: those before this one whose pools this process reaches.
+        stages: those before this one, in other processes; None without any.
     """
 
     proposer: Proposer
@@ -78,7 +65,7 @@ class PrefillParts:
     num_pool_target_layers: int
     num_target_layers: int
     vocab_size: int
-    stages: tuple[StagePool, ...] = ()
+    stages: StageOutlet | None = None
 
 
 class PrefillEngine:
@@ -120,7 +107,7 @@ class PrefillEngine:
         self._transfer_s = transfer_s
         self._agreement = Alone() if agreement is None else agreement
         self._mark_end = mark_end
-        self._ways: dict[str, tuple[Route, ...]] = {}  # decode server -> ways to it
+        self._ways: dict[str, Route] = {}  # decode server -> way to it
         self._refused: dict[str, Diagnostic] = {}  # decode server -> why KV cannot reach it
         self._left: set[str] = set()  # decode servers whose links are still open
         self._jobs: dict[str, PrefillJob] = {}
@@ -160,22 +147,24 @@ class PrefillEngine:
 
     @torch.inference_mode()
     def step(self) -> tuple[RequestDelta, ...]:
-        """Take in what came, compute, tell outcomes; no client gets a delta."""
+        """Take in what came, compute, tell outcomes; return what prompts yielded, to no client."""
         for event in self._port.poll():
             self._take(event)
         num_steps = self.engine.num_steps
+        deltas: tuple[RequestDelta, ...] = ()
         if self.engine.is_runnable:
             try:
-                self._compute()
+                deltas = self._compute()
             except Exception as error:  # a fault of no request: its decode servers wait for a word
-                self._fail_all(f"a step failed with {type(error).__name__}")
+                if not is_rank_fault(error):  # else their connections end
+                    self._fail_all(f"a step failed with {type(error).__name__}")
                 raise
         if self.engine.num_steps == num_steps and self._jobs and not self._port.has_news:
             self._wait()
         self._settle()
         if self._left:
             self._close_ways()
-        return ()
+        return deltas
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
@@ -185,13 +174,15 @@ class PrefillEngine:
         """Clear logical state: prefix index and counters."""
         self.engine.flush_cache()
 
-    def _compute(self) -> None:
-        for delta in self.engine.step(self._send_layer):
+    def _compute(self) -> tuple[RequestDelta, ...]:
+        deltas = self.engine.step(self._send_layer)
+        for delta in deltas:
             if delta.error is not None:
                 self._fail(delta)
             elif delta.finish_reason is not None:
                 self._answer(delta.request_id, delta.ids_target, delta.logprobs)
         self._send_rest()
+        return deltas
 
     def _fail_all(self, message: str) -> None:
         for request_id, job in self._jobs.items():
@@ -206,15 +197,11 @@ class PrefillEngine:
         if ending is None:
             self._port.wait(WAIT_S)
         else:
-            ending.transfers[0].wait(WAIT_S)
+            ending.wait(WAIT_S)
 
     def _take(self, event: PeerEvent) -> None:
         if isinstance(event, Arrived):
-            try:
-                stages = (stage.routes(event) for stage in self._parts.stages)
-                self._ways[event.peer] = (self._routes(event), *stages)
-            except DiagnosticError as error:
-                self._refused[event.peer] = error.diagnostics[0]
+            self._open(event)
         elif isinstance(event, Left):
             for request_id in [name for name, job in self._jobs.items() if job.peer == event.peer]:
                 self.abort(request_id)
@@ -227,17 +214,31 @@ class PrefillEngine:
             if event.frame.request_id not in self._jobs:  # its answer has left already
                 self._port.send(event.peer, Released(request_id=event.frame.request_id))
 
+    def _open(self, arrived: Arrived) -> None:
+        """Open the ways to a decode server: on all ranks, or it is refused by all."""
+        peer, problem = arrived.peer, None
+        try:
+            self._ways[peer] = self._routes(arrived)
+        except DiagnosticError as error:
+            problem = error.diagnostics[0]
+        problem = self._agreement.settle((peer,), {peer: Ended(problem=problem)})[peer].problem
+        if problem is not None:
+            self._refused[peer] = problem
+        elif self._parts.stages is not None:
+            self._parts.stages.open(arrived)
+
     def _close_ways(self) -> None:
         """Let go of the links to decode servers that left, after their last transfer."""
         in_use = {job.peer for job in self._jobs.values()}
-        for peer in self._left - in_use:
+        for peer in sorted(self._left - in_use):
             self._left.discard(peer)
-            for way in self._ways.pop(peer, ()):
-                for link in way.links.values():
-                    link.close()
+            way = self._ways.pop(peer, None)
+            for link in () if way is None else way.links.values():
+                link.close()
+            if self._parts.stages is not None:
+                self._parts.stages.close(peer)
 
     def _begin(self, peer: str, asked: Prefill) -> None:
-        size = self.engine.config.kv_block_size
         wish = RequestInput(
             request_id=asked.request_id,
             prompt_ids_target=asked.prompt_ids_target,
@@ -255,18 +256,19 @@ class PrefillEngine:
             failed = Failed(request_id=asked.request_id, problem=error.diagnostics[0])
             self._port.send(peer, failed)
             return
-        pools = (self._parts.pool, *(stage.pool for stage in self._parts.stages))
-        transfers = tuple(
-            Transfer(
-                way,
+        stages = self._parts.stages
+        self._jobs[asked.request_id] = PrefillJob(
+            peer=peer,
+            asked=asked,
+            own=Transfer(
+                self._ways[peer],
                 sender=self._sender,
-                pool=pool,
-                first_block=asked.first_position // size,
+                pool=self._parts.pool,
+                first_block=asked.first_position // self.engine.config.kv_block_size,
                 destination_blocks=asked.blocks,
-            )
-            for way, pool in zip(self._ways[peer], pools, strict=True)
+            ),
+            before=None if stages is None else stages.begin(peer, asked),
         )
-        self._jobs[asked.request_id] = PrefillJob(peer=peer, asked=asked, transfers=transfers)
 
     def _send_layer(self, layer: int, news: Sequence[SlotNews]) -> None:
         """Send the blocks of a target layer that a forward has completed."""
@@ -284,38 +286,35 @@ class PrefillEngine:
 
     def _send_draft(self, request: Request) -> None:
         """Send the draft's layers and the stages before this one, as far as they are final."""
-        if not (self._num_draft_layers or self._parts.stages):
-            return
+        job = self._jobs[request.request_id]
         num_computed = request.placed.num_computed_tokens
         ready = self._mark_end(self.engine.config.device)
         is_whole = num_computed >= request.num_prompt_tokens
         behind = 0 if is_whole else max(0, self._parts.proposer.num_lookahead_tokens - 1)
         first = self._parts.num_target_layers
-        for layer in range(first, first + self._num_draft_layers):
+        num_draft_layers = len(self._parts.pool) - self._parts.num_pool_target_layers
+        for layer in range(first, first + num_draft_layers):
             self._send(layer, request, num_computed - behind, ready)
-        for index, stage in enumerate(self._parts.stages, start=1):
-            for layer in range(stage.first_layer, stage.first_layer + len(stage.pool)):
-                self._send(layer, request, num_computed, ready, part=index)
+        if job.before is not None:
+            end = self._end_block(job, request, num_computed)
+            job.before.advance(request.placed.table.blocks, end)
 
-    @property
-    def _num_draft_layers(self) -> int:
-        return len(self._parts.pool) - self._parts.num_pool_target_layers
-
-    def _send(
-        self, layer: int, request: Request, num_final: int, ready: Ready, *, part: int = 0
-    ) -> None:
+    def _send(self, layer: int, request: Request, num_final: int, ready: Ready) -> None:
         job = self._jobs.get(request.request_id)
         if job is None or job.answer is not None:
             return
-        is_whole = num_final >= request.num_prompt_tokens
-        end = num_final // self.engine.config.kv_block_size
-        transfer = job.transfers[part]
-        transfer.send(
+        job.own.send(
             layer,
             request.placed.table.blocks,
-            end_block=transfer.end_block if is_whole else end,
+            end_block=self._end_block(job, request, num_final),
             ready=ready,
         )
+
+    def _end_block(self, job: PrefillJob, request: Request, num_final: int) -> int:
+        """Return one past the last block that is final; the prompt's last one is at its end."""
+        if num_final >= request.num_prompt_tokens:
+            return job.own.end_block
+        return num_final // self.engine.config.kv_block_size
 
     def _answer(
         self, request_id: str, ids_target: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
@@ -326,39 +325,26 @@ class PrefillEngine:
         assert request is not None, f"{request_id} is parked"
         self._send_draft(request)
         state = self._parts.proposer.export_slot(request.placed.slot)
-        drafts, probs = self._first_drafts(request, job.asked.num_drafts)
-        unsent = [item.unsent for item in job.transfers if item.unsent]
-        assert not unsent, f"layers with blocks left: {unsent}"
+        drafts, probs = first_drafts(
+            self._parts.proposer,
+            request,
+            job.asked.num_drafts,
+            max_model_len=self.engine.config.max_model_len,
+            vocab_size=self._parts.vocab_size,
+            first_proposal=self._first_proposal,
+        )
+        assert not job.own.unsent, f"layers with blocks left: {job.own.unsent}"
         job.answer = Prefilled(
             request_id=request_id,
             committed_target=ids_target,
             state=[pack_tensor(name, value) for name, value in state.items()],
             draft_ids_target=drafts,
             draft_probs=probs,
-            num_kv_bytes=sum(item.num_kv_bytes for item in job.transfers),
+            num_kv_bytes=0,  # known when all of it has arrived
             num_cached_tokens=request.num_cached_tokens or 0,
             logprobs=logprobs,
         )
         self._let_go(request_id, job)
-
-    def _first_drafts(
-        self, request: Request, num_drafts: int
-    ) -> tuple[tuple[int, ...], TensorBytes | None]:
-        """Return the first round's drafts and their laws, where they are wanted."""
-        proposer = self._parts.proposer
-        room = self.engine.config.max_model_len - len(request.ids_target) - 1
-        view = request.view(max(0, min(num_drafts, room)))
-        count = proposer.max_drafts(view) if view.num_drafts else 0
-        if not count:
-            return (), None
-        proposal = proposer.propose([replace(view, num_drafts=count)])
-        ids = tuple(proposal.ids_target_BG[0, : proposal.num_drafts[0]].tolist())
-        if self._first_proposal == "one_hot" or proposal.q is None:
-            return ids, None
-        law_GR = proposal.q.log_q_BGR[0, : len(ids)].softmax(dim=1)
-        q_GV = law_GR.new_zeros((len(ids), self._parts.vocab_size))
-        q_GV.index_copy_(1, proposal.q.ids_target_R, law_GR)
-        return ids, pack_tensor("draft_probs", q_GV)
 
     def _fail(self, delta: RequestDelta) -> None:
         """End a prompt that failed; the engine has dropped it."""
@@ -381,16 +367,17 @@ class PrefillEngine:
 
     def _settle(self) -> None:
         """Tell the outcome of transfers that are over, and free their blocks."""
-        mine = {name: job.problem for name, job in self._jobs.items() if job.is_over}
+        mine = {name: job.ended for name, job in self._jobs.items() if job.is_over}
         over = self._agreement.settle(tuple(self._jobs), mine)
-        for request_id, problem in over.items():
+        for request_id, ended in over.items():
             job = self._jobs[request_id]
             self.engine.handover.release(request_id)
             del self._jobs[request_id]
             answer = job.answer
             assert answer is not None, "a transfer that is over has an answer"
-            if problem is not None and isinstance(answer, Prefilled):
-                answer = Failed(request_id=request_id, problem=problem)
+            if ended.problem is not None and isinstance(answer, Prefilled):
+                answer = Failed(request_id=request_id, problem=ended.problem)
             if isinstance(answer, Prefilled):
+                answer = msgspec.structs.replace(answer, num_kv_bytes=ended.num_kv_bytes)
                 self.num_kv_bytes += answer.num_kv_bytes
             self._port.send(job.peer, answer)

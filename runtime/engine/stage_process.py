@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,9 +24,11 @@ import torch
 from runtime.config import DEFAULT_RANK_TIMEOUT_S, DTYPES
 from runtime.engine.follower import Follower
 from runtime.engine.peers import BEGIN_KEY, PLAN_KEY, RankPlan, RankReport, ready_key
+from runtime.engine.role_stage import RoleStage
 from runtime.engine.stages import StageWorker
 from runtime.engine.text import load_tokenizer
 from runtime.loading import load_models
+from runtime.models import TargetModel
 from runtime.parallel.groups import Launch, ProcessGroups, launch_of
 from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.ranks import ONE_RANK
@@ -103,6 +106,25 @@ def serve_rank(
         worker.run()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleWorker:
+    """A stage whose pool other servers reach."""
+
+    worker: StageWorker
+    kv: RoleStage
+
+    def run(self) -> None:
+        """Serve the stage, then let go of the pool.
+
+        Raises:
+            DiagnosticError: as `StageWorker.run`.
+        """
+        try:
+            self.worker.run()
+        finally:
+            self.kv.close()
+
+
 def local_device(device: str, launch: Launch) -> torch.device:
     """Return where a rank's weights go: GPUs are shared out by local rank."""
     if device == "cpu" or not torch.cuda.is_available():
@@ -112,7 +134,7 @@ def local_device(device: str, launch: Launch) -> torch.device:
     return found
 
 
-def _load(path: Path, groups: ProcessGroups) -> StageWorker | Follower:
+def _load(path: Path, groups: ProcessGroups) -> StageWorker | RoleWorker | Follower:
     plan = msgspec.json.decode(groups.read(PLAN_KEY), type=RankPlan)
     manifest = load_manifest(path)
     _compare(plan, manifest)
@@ -139,17 +161,32 @@ def _load(path: Path, groups: ProcessGroups) -> StageWorker | Follower:
         source = resolve_source(manifest.target.source, path.parent)
         tokenizer = load_tokenizer(source) if plan.has_tokenizer else None
         return Follower.join(
-            models, control, groups, tokenizer=tokenizer, rank_timeout_s=plan.rank_timeout_s
+            models, control, groups, tokenizer=tokenizer, manifest=manifest, plan=plan
         )
+    return _stage_worker(plan, manifest, models.target, groups)
+
+
+def _stage_worker(
+    plan: RankPlan, manifest: Manifest, model: TargetModel, groups: ProcessGroups
+) -> StageWorker | RoleWorker:
+    """Return what serves a stage before the last."""
+    place = groups.place
     previous, following = place.previous_rank, place.next_rank
     assert following is not None, "the last stage serves requests elsewhere"
     last = groups.layout.rank(groups.layout.pipeline_parallel - 1, place.tp_rank)
-    return StageWorker(
-        models.target,
+    kv = None
+    if plan.role is not None:
+        kv = RoleStage.start(
+            plan.role, manifest=manifest, layout=plan.layout(manifest), model=model, groups=groups
+        )
+    worker = StageWorker(
+        model,
         control=groups.channel(last, is_states=False),
         upstream=None if previous is None else groups.channel(previous, is_states=True),
         downstream=groups.channel(following, is_states=True),
+        kv=kv,
     )
+    return worker if kv is None else RoleWorker(worker=worker, kv=kv)
 
 
 def describe(stage: Stage) -> str:

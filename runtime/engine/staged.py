@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
+from runtime.disagg.role_plan import RolePlan
 from runtime.engine.engine import Engine
 from runtime.engine.lockstep import EngineOrder, Lockstep, LockstepLeader
-from runtime.engine.peers import Peers
+from runtime.engine.peers import Peers, plan_of
 from runtime.engine.stages import StageLine
 from runtime.loading import LoadedModels, load_models
 from runtime.models import StagedTarget
+from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.ranks import ONE_RANK, Ranks
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Manifest
@@ -40,6 +42,16 @@ class StagedModels:
     peers: Peers | None = None
     line: StageLine | None = None
     lockstep: Lockstep | None = None
+
+    @property
+    def groups(self) -> ProcessGroups | None:
+        """All processes; None: there is one."""
+        return None if self.peers is None else self.peers.groups
+
+    @property
+    def control(self) -> Ranks:
+        """The ranks of this stage, for what they agree on."""
+        return ONE_RANK if self.lockstep is None else self.lockstep.ranks
 
     def open(
         self, order: EngineOrder, build: Callable[[EngineOrder], Engine]
@@ -67,7 +79,12 @@ def stages_of(manifest: Manifest, config: RuntimeConfig) -> tuple[Stage, ...]:
 
 
 def load_staged(
-    path: Path, manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool = False
+    path: Path,
+    manifest: Manifest,
+    config: RuntimeConfig,
+    *,
+    has_tokenizer: bool = False,
+    role: RolePlan | None = None,
 ) -> StagedModels:
     """Load what this process runs, and have the other processes load theirs.
 
@@ -76,6 +93,7 @@ def load_staged(
         manifest: its facts.
         config: settings; `stage_mode` says where stages run.
         has_tokenizer: whether ranks of this stage see texts and stop strings.
+        role: of a prefill or decode server.
 
     Raises:
         DiagnosticError: what `load_models` raises, here or in another process; SD853, SD855 (a
@@ -88,7 +106,8 @@ def load_staged(
         return StagedModels(
             models=_joined([_load(path, manifest, config, stage) for stage in stages])
         )
-    peers = Peers.meet(path, manifest, config, has_tokenizer=has_tokenizer)
+    plan = plan_of(manifest, config, has_tokenizer=has_tokenizer, role=role)
+    peers = Peers.meet(path, config, plan)
     try:
         ranks, control = peers.groups.ranks(), peers.groups.control_ranks()
         models = _load(path, manifest, config, stages[-1], ranks)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 import torch
@@ -36,6 +37,25 @@ def captured_before(aux_layer_ids: Sequence[int], first_layer: int) -> tuple[int
     return tuple(sorted(index for index in aux_layer_ids if index < first_layer))
 
 
+class StagePoolOrders(Protocol):
+    """What is done with a stage's KV pool beside running layers over it."""
+
+    def obey(self, order: bytes) -> None:
+        """Carry out what the last stage says, behind the forwards before."""
+
+
+class StageKV(Protocol):
+    """What a stage of a prefill or decode server does with its KV pool."""
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return zeros that a transport reaches."""
+
+    def open(self, layers: tuple[KVLayer, ...], kv_block_size: int) -> StagePoolOrders:
+        """Return what takes the orders about a pool that was made."""
+
+
 class StageWorker:
     """Runs one stage before the last until it is told to stop."""
 
@@ -46,6 +66,7 @@ class StageWorker:
         control: Channel,
         upstream: Channel | None,
         downstream: Channel,
+        kv: StageKV | None = None,
     ) -> None:
         """Serve a stage.
 
@@ -54,7 +75,9 @@ class StageWorker:
             control: messages of the last stage.
             upstream: states of the stage before; None on the first.
             downstream: takes states to the stage after.
+            kv: of a prefill or decode server; None: the pool is nobody else's.
         """
+        self._kv = kv
         self._model = model
         self._control = control
         self._upstream = upstream
@@ -84,7 +107,7 @@ class StageWorker:
     @torch.inference_mode()
     def serve_one(self) -> bool:
         """Serve the next message; False after STOP."""
-        (numbers,) = self._control.receive()
+        numbers, *order = self._control.receive()
         message = decode(numbers.cpu(), device=self._model.device)
         if message.kind == Kind.STOP:
             return False
@@ -94,6 +117,10 @@ class StageWorker:
             del self._pools[message.engine]
         elif message.kind == Kind.RUN:
             self._run_stage(message)
+        elif message.kind == Kind.KV:
+            orders = self._pools[message.engine].orders
+            assert orders is not None, "a pool of this server takes orders"
+            orders.obey(order[0].cpu().numpy().tobytes())
         return True
 
     def _run_stage(self, message: StageInput) -> None:
@@ -118,8 +145,10 @@ class StageWorker:
             kv_block_size=message.kv_block_size,
             dtype=self._model.dtype,
             device=self._model.device,
+            allocate=None if self._kv is None else self._kv.allocate,
         )
-        return _StagePool(kv=pool.layers, lengths=SlotLengths())
+        orders = None if self._kv is None else self._kv.open(pool.layers, message.kv_block_size)
+        return _StagePool(kv=pool.layers, lengths=SlotLengths(), orders=orders)
 
     def _fault(self, error: Exception) -> Diagnostic:
         first = self._model.first_layer
@@ -136,6 +165,7 @@ class _StagePool:
 
     kv: tuple[KVLayer, ...]
     lengths: SlotLengths
+    orders: StagePoolOrders | None
 
 
 def _as_tensor(problem: Diagnostic) -> torch.Tensor:
@@ -215,11 +245,30 @@ class StageLine:
             DiagnosticError: SD855, a stage is gone.
         """
         with self._lock, self._remembered():
-            numbers = encode(replace(message, round_number=self._num_told))
+            parts = [encode(replace(message, round_number=self._num_told))]
+            if message.order:
+                parts.append(torch.frombuffer(bytearray(message.order), dtype=torch.uint8))
             for control in self._controls:
-                control.send([numbers])
+                control.send(parts)
             self._num_told += 1
             self._last_told_s = time.monotonic()
+
+    def order(self, order: bytes) -> None:
+        """Tell every stage before the last what to do with the KV of the first engine.
+
+        Raises:
+            DiagnosticError: SD855, a stage is gone.
+        """
+        self.tell(StageInput(kind=Kind.KV, round_number=0, engine=0, order=order))
+
+    def check(self) -> None:
+        """Do nothing while all stages are there.
+
+        Raises:
+            DiagnosticError: SD853 to SD856, a stage is lost or failed.
+        """
+        if self.problem is not None:
+            raise DiagnosticError(self.problem)
 
     def receive(self, aux_layer_ids: tuple[int, ...]) -> StageStates:
         """Wait for the states of the oldest forward.
@@ -244,8 +293,7 @@ class StageLine:
 
     @contextmanager
     def _remembered(self) -> Iterator[None]:
-        if self.problem is not None:
-            raise DiagnosticError(self.problem)
+        self.check()
         try:
             yield
         except DiagnosticError as error:

@@ -268,6 +268,32 @@ class ProcessGroups:
         """Let every process read a value."""
         self._store.set(key, value)
 
+    def post(self, key: str, value: str) -> None:
+        """Put a value where one process finds it with `take`; in any thread.
+
+        Raises:
+            DiagnosticError: SD855, the store is gone.
+        """
+        try:
+            self._store.set(key, value)
+        except RuntimeError as error:
+            raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
+
+    def take(self, key: str) -> str | None:
+        """Return a value that another process posted, once; None while it is not there.
+
+        Raises:
+            DiagnosticError: SD855, the store is gone.
+        """
+        try:
+            if not self._store.check([key]):
+                return None
+            value = self._store.get(key).decode()
+            self._store.delete_key(key)
+        except RuntimeError as error:
+            raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
+        return value
+
     def read(self, key: str, *, is_peer_alive: Callable[[], bool] | None = None) -> str:
         """Wait for a value that another process publishes.
 

@@ -36,6 +36,8 @@ class Kind(enum.IntEnum):
     """Make a KV pool for an engine."""
     CLOSE = 5
     """Give an engine's KV pool up."""
+    KV = 6
+    """An order about KV that goes to another server; it comes as bytes behind the numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +72,7 @@ class StageInput:
         batch: rows; of the optional fields only tiles and rows per request may be there.
         news: one for each request of the batch, in order.
         aux_layer_ids: states that the last stage wants.
+        order: of KV messages, beside the numbers.
     """
 
     kind: Kind
@@ -80,6 +83,7 @@ class StageInput:
     batch: PreparedBatch | None = None
     news: tuple[SlotNews, ...] = ()
     aux_layer_ids: tuple[int, ...] = ()
+    order: bytes = b""
 
 
 def encode(message: StageInput) -> torch.Tensor:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import logging
-import platform
 import uuid
 from collections.abc import Callable
 
-import torch
-
 from runtime.config import Overrides
 from runtime.disagg.carriers import make_transport
+from runtime.disagg.dialer import parse_address
 from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import Offer
-from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout, shared_facts
+from runtime.disagg.handshake import Layout
 from runtime.disagg.listen import DecodePeers, listen_at
-from runtime.disagg.peers import PrefillPeers, parse_address
-from runtime.disagg.routes import Routes
+from runtime.disagg.peers import PrefillPeers
+from runtime.disagg.role_plan import RolePlan
 from runtime.disagg.transport import Receiver, Transport
-from runtime.engine.caches import Caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.llm import LLM
-from runtime.engine.prefill_role import PrefillEngine, PrefillParts
-from runtime.kernels.gemm_table import gemm_table_digest
+from runtime.engine.lockstep import LockstepLeader
+from runtime.engine.peers import plan_of
+from runtime.engine.prefill_role import PrefillEngine
+from runtime.engine.role_rank import RoleRank, ToldDecodePort, ToldPrefillPort
+from runtime.engine.role_site import RoleSite
+from runtime.engine.until_lost import UntilLost
 from runtime.server.role_metrics import DecodeCollector, PrefillCollector
 from runtime.server.role_settings import RoleOptions
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -35,43 +37,27 @@ class PrefillRole:
 
     name = "prefill"
 
-    def __init__(self, llm: LLM, options: RoleOptions, transport: Transport) -> None:
+    def __init__(
+        self, llm: LLM, plan: RolePlan, options: RoleOptions, transport: Transport
+    ) -> None:
         """Listen; see `start`.
 
         Raises:
-            DiagnosticError: SD835, SD865.
+            DiagnosticError: SD835, SD865; SD871 and what other ranks of this server have met.
         """
         assert options.listen is not None, "the command line asks for it"
-        caches = _caches(llm)
+        site = _site(llm, plan, transport)
         self.peers = DecodePeers(
             listen_at(*parse_address(options.listen, "--listen")),
-            hello=hello_of(llm, options),
+            hello=site.hello(ranks=tuple(card.listen for card in site.cards())),
             limits=options.limits,
             on_state=_log_state("decode"),
         )
         self._sender = EarlySender(llm.config.device)
-        self.engine = PrefillEngine(
-            llm.local_engine,
-            PrefillParts(
-                proposer=caches.proposer,
-                pool=caches.pool.layers,
-                num_pool_target_layers=caches.num_target_layers,
-                num_target_layers=caches.num_target_layers,
-                vocab_size=llm.config.target_vocab_size,
-            ),
-            port=self.peers,
-            routes=Routes(
-                transport,
-                layout=_layout(caches),
-                rank=0,
-                kv_heads=[layer.k.shape[1] for layer in caches.pool.layers],
-                pool=caches.pool.layers,
-                may_write=self.peers.may_write,
-            ),
-            sender=self._sender,
-            first_proposal=options.first_proposal,
-            transfer_s=options.transfer_timeout_s,
-        )
+        port = ToldDecodePort(self.peers) if site.control.size > 1 else self.peers
+        engine = site.prefill_engine(port, self.peers, self._sender)
+        self.engine = _over_ranks(llm, engine, port, on_lost=self.peers.close)
+        self._handover = site.engine.handover
 
     def start(self, wake: Callable[[], None]) -> None:
         """Accept decode servers; see `Role.start`."""
@@ -96,7 +82,7 @@ class PrefillRole:
 
     def collector(self) -> PrefillCollector:
         """Return what makes the role's metrics."""
-        return PrefillCollector(self.peers, self.engine.engine.handover)
+        return PrefillCollector(self.peers, self._handover)
 
 
 class DecodeRole:
@@ -104,23 +90,30 @@ class DecodeRole:
 
     name = "decode"
 
-    def __init__(self, llm: LLM, options: RoleOptions, transport: Transport) -> None:
-        """Offer the pool; see `start`.
+    def __init__(
+        self, llm: LLM, plan: RolePlan, options: RoleOptions, transport: Transport
+    ) -> None:
+        """Offer the pools of all ranks; see `start`.
 
         Raises:
-            DiagnosticError: SD863, SD865.
+            DiagnosticError: SD863, SD865; SD871 and what other ranks of this server have met.
         """
         for peer in options.peers:
             parse_address(peer, "--peer")
-        self._receiver: Receiver = transport.receive_into(_caches(llm).pool.layers)
+        site = _site(llm, plan, transport)
+        self._receiver: Receiver = transport.receive_into(site.caches.pool.layers)
+        addresses = [self._receiver.address, *(card.address for card in site.cards())]
         self.peers = PrefillPeers(
             options.peers,
-            hello=hello_of(llm, options),
-            offer=Offer(addresses=[self._receiver.address]),
+            hello=site.hello(),
+            offer=Offer(addresses=addresses),
             limits=options.limits,
             on_state=_log_state("prefill"),
         )
-        self.engine = DecodeEngine(llm.local_engine, port=self.peers, name=uuid.uuid4().hex)
+        port = ToldPrefillPort(self.peers) if site.control.size > 1 else self.peers
+        engine = DecodeEngine(site.engine, port=port, name=plan.server)
+        self.engine = _over_ranks(llm, engine, port, on_lost=self.peers.stop)
+        self._handover = site.engine.handover
 
     def start(self, wake: Callable[[], None]) -> None:
         """Dial the prefill servers; see `Role.start`."""
@@ -148,72 +141,92 @@ class DecodeRole:
 
     def collector(self) -> DecodeCollector:
         """Return what makes the role's metrics."""
-        return DecodeCollector(self.peers, self.engine.engine.handover)
+        return DecodeCollector(self.peers, self._handover)
 
 
-def make_role(llm: LLM, options: RoleOptions, transport: Transport) -> PrefillRole | DecodeRole:
+def make_role(
+    llm: LLM, plan: RolePlan, options: RoleOptions, transport: Transport
+) -> PrefillRole | DecodeRole:
     """Join an engine whose pool `transport` allocated to the connections of a role."""
-    return (PrefillRole if options.role == "prefill" else DecodeRole)(llm, options, transport)
+    kind = PrefillRole if options.role == "prefill" else DecodeRole
+    return kind(llm, plan, options, transport)
 
 
-def transport_of(options: RoleOptions, overrides: Overrides) -> Transport:
+def role_plan(options: RoleOptions) -> RolePlan:
+    """Return what every process of a server is told; the server has a new name.
+
+    Raises:
+        DiagnosticError: SD865.
+    """
+    host = "" if options.listen is None else parse_address(options.listen, "--listen")[0]
+    return RolePlan(
+        role=options.role,
+        server=uuid.uuid4().hex,
+        listen_host=host,
+        transport=options.transport,
+        transport_host=options.transport_host,
+        first_proposal=options.first_proposal,
+        transfer_timeout_s=options.transfer_timeout_s,
+        limits=options.limits,
+    )
+
+
+def transport_of(options: RoleOptions, manifest: Manifest, overrides: Overrides) -> Transport:
     """Start what carries KV.
 
     Raises:
-        DiagnosticError: SD863; SD869, the server would be spread over several ranks.
+        DiagnosticError: SD863; SD869, the ranks of this server would hold parts of heads.
     """
-    num_ranks = (overrides.pipeline_parallel or 1) * (overrides.tensor_parallel or 1)
-    if num_ranks > 1:
+    num_ranks = overrides.tensor_parallel or 1
+    num_heads = manifest.target.decoder.num_kv_heads
+    if num_heads % num_ranks:
         raise DiagnosticError(
             diagnose(
                 "SD869",
-                where="--role",
-                message=f"a {options.role} server runs in one process",
-                expected="one stage of one rank",
-                found=f"{num_ranks} ranks",
+                where="--tp",
+                message=f"{num_ranks} ranks of a {options.role} server do not divide the "
+                f"{num_heads} KV heads of the target",
+                expected=f"a divisor of {num_heads}",
+                found=num_ranks,
             )
         )
     return make_transport(options.transport, host=options.transport_host)
 
 
-def hello_of(llm: LLM, options: RoleOptions) -> Hello:
-    """Return what a server says of itself."""
-    config, caches = llm.config, _caches(llm)
-    is_cuda = config.device.type == "cuda"
-    kernels = {
-        "architecture": _gpu(config.device) if is_cuda else _cpu(),
-        "torch": str(torch.__version__),
-    }
-    if is_cuda:
-        kernels["gemm_table"] = gemm_table_digest()
-    return Hello(
-        protocol=PROTOCOL_VERSION,
-        role=options.role,
-        facts=shared_facts(
-            llm.manifest,
-            dtype=str(config.dtype).removeprefix("torch."),
-            kv_block_size=config.kv_block_size,
-            kv_heads=tuple(layer.k.shape[1] for layer in caches.pool.layers),
-            proposer=config.proposer,
-            num_speculative_tokens=config.num_speculative_tokens,
-            verification=config.verification,
-            first_proposal=options.first_proposal,
-            slot_state=tuple(map(str, llm.local_engine.slot_state)),
-            kernels=kernels,
-        )
-        | {"peer_silence_s": f"{options.limits.silence_s:g}"},  # fences count on the other's
-        layout=_layout(caches),
-        transport=options.transport,
-    )
+def _over_ranks(
+    llm: LLM,
+    engine: PrefillEngine | DecodeEngine,
+    port: DecodePeers | PrefillPeers | ToldDecodePort | ToldPrefillPort,
+    *,
+    on_lost: Callable[[], None],
+) -> PrefillEngine | DecodeEngine | UntilLost:
+    """Return what drives an engine of a role on all of its ranks, and ends with one of them."""
+    if isinstance(llm.engine, LockstepLeader):
+        assert isinstance(port, ToldDecodePort | ToldPrefillPort), "several ranks are told"
+        role = RoleRank(engine, port, close=lambda: None)
+        return UntilLost(llm.engine.in_role(role), on_lost=on_lost)
+    return engine if llm.staged.groups is None else UntilLost(engine, on_lost=on_lost)
 
 
-def _caches(llm: LLM) -> Caches:
+def _site(llm: LLM, plan: RolePlan, transport: Transport) -> RoleSite:
     assert llm.caches is not None, "an LLM from a manifest has them"
-    return llm.caches
-
-
-def _layout(caches: Caches) -> Layout:
-    return Layout(stage_layers=(caches.num_target_layers,), tensor_parallel=1)
+    config, staged = llm.config, llm.staged
+    if staged.groups is None:  # stages in one process are one pool
+        layout = Layout(stage_layers=(llm.caches.num_target_layers,), tensor_parallel=1)
+    else:
+        layout = plan_of(llm.manifest, config, has_tokenizer=False).layout(llm.manifest)
+    return RoleSite(
+        plan=plan,
+        manifest=llm.manifest,
+        config=config,
+        layout=layout,
+        transport=transport,
+        engine=llm.own_engine,
+        caches=llm.caches,
+        control=staged.control,
+        groups=staged.groups,
+        line=staged.line,
+    )
 
 
 def _log_state(kind: str) -> Callable[[str, Diagnostic | None], None]:
@@ -225,12 +238,3 @@ def _log_state(kind: str) -> Callable[[str, Diagnostic | None], None]:
         logger.warning("%s server %s: %s", kind, peer, text)
 
     return log
-
-
-def _gpu(device: torch.device) -> str:
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
-def _cpu() -> str:
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -7,7 +7,7 @@ import logging
 import httpx
 import uvicorn
 
-from runtime.disagg.peers import parse_address
+from runtime.disagg.dialer import parse_address
 from runtime.server.backends import Backends
 from runtime.server.router import RouterState, make_router
 from runtime.server.run import QuietServer, check_address

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
+from runtime.engine.role_site import pool_allocator
 from runtime.engine.staged import stages_of, stages_text
 from runtime.engine.text import TemplateRenderer
 from runtime.server.app import Services
@@ -18,7 +19,7 @@ from runtime.server.info import info_object
 from runtime.server.loop import EngineLoop
 from runtime.server.prepare import ServedModel
 from runtime.server.role_settings import RoleOptions
-from runtime.server.roles import DecodeRole, PrefillRole, make_role, transport_of
+from runtime.server.roles import DecodeRole, PrefillRole, make_role, role_plan, transport_of
 from runtime.server.run import check_address, serve_http
 from runtime.server.settings import ServeOptions, settle
 from runtime.server.stage_metrics import StageCollector
@@ -40,28 +41,33 @@ def serve_manifest(
     Raises:
         DiagnosticError: SD835 before anything is loaded, and what loading raises.
     """
-    target = load_manifest(path).target
+    manifest = load_manifest(path)
+    target = manifest.target
     directory = resolve_source(target.source, path.parent).resolve()
     settings = settle(options, target_name=directory.name)
     check_address(settings.host, settings.port)
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
-    transport = None if options.role is None else transport_of(options.role, overrides)
+    transport, plan = None, None
+    if options.role is not None:
+        transport = transport_of(options.role, manifest, overrides)
+        plan = role_plan(options.role)
     logger.info("loading %s", path)
     with closing(
         LLM.from_manifest(
             path,
             overrides,
             needs_tokenizer=target.tokenizer_digest is not None,
-            allocate=None if transport is None else transport.allocate,
+            allocate=pool_allocator(plan, transport),
+            role=plan,
         )
     ) as llm:
         for diagnostic in llm.diagnostics:
             on_diagnostic(diagnostic)
         role = None
-        if options.role is not None and transport is not None:
-            role = make_role(llm, options.role, transport)
+        if options.role is not None and transport is not None and plan is not None:
+            role = make_role(llm, plan, options.role, transport)
         services = make_services(
             llm,
             directory,

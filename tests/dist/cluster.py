@@ -158,7 +158,8 @@ class Server:
                     return
             except httpx.HTTPError:
                 pass
-            assert time.monotonic() < limit, self.log.read_text()[-3000:]
+            is_late = time.monotonic() > limit or not self.is_alive()
+            assert not is_late, self.log.read_text()[-3000:]
             time.sleep(0.05)
 
     def wait_idle(self) -> None:

@@ -195,6 +195,18 @@ def test_c073_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     assert not any(layer.k.any() for layer in served.decoding[0].caches.pool.layers)
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_that_cannot_write_fails_the_prompt_on_all_ranks(tmp_path: Path, rank: int) -> None:
+    """Last stage or one before it: the decode side hears SD863, and no rank keeps a block."""
+    system = System(write_eagle3(tmp_path), SMALL, prefill=(2, 2), decode=1)
+    system.muted.add(rank)
+    served = system.serve(REQUESTS[:2])
+    for prefilling in served.prefilling:
+        frames = prefilling.port.sent
+        assert [type(frame) for frame in frames] == [Failed, Failed]
+        assert {frame.problem.code for frame in frames if isinstance(frame, Failed)} == {"SD863"}
+
+
 def test_whole_drafts_are_sent_in_turns() -> None:
     """Two ranks that hold the whole draft send it to two ranks each, every head once."""
     prefill = side_of("prefill", Layout(stage_layers=(1,), tensor_parallel=2, is_draft_split=False))

@@ -100,11 +100,34 @@ CODES: tuple[Code, ...] = (
         code="SD869",
         slug="role-over-several-ranks",
         severity="error",
-        summary="A prefill or decode server is to be spread over several processes.",
+        summary="A prefill or decode server cannot be spread over this number of ranks.",
         why=(
-            "`serve` joins a role to the connections of one process. A pool that other ranks hold "
-            "would never be offered, and its KV never sent."
+            "KV travels by whole heads. A rank that held a part of a head could neither offer it "
+            "to a prefill server nor send it to a decode server."
         ),
-        fix="Leave `--pp` and `--tp` out with `--role`, and add servers of that role instead",
+        fix="Choose a `--tp` that divides the KV heads; the other side may have another one",
+    ),
+    Code(
+        code="SD870",
+        slug="rank-of-another-server",
+        severity="error",
+        summary="A rank of a prefill server is another process than its first rank said.",
+        why=(
+            "Every rank of a prefill server writes its own part of the KV. A process of an earlier "
+            "start, or of another layout, at that address would leave blocks unwritten or write "
+            "others."
+        ),
+        fix="Wait for the end of what listens there, then start the prefill server again",
+    ),
+    Code(
+        code="SD871",
+        slug="ranks-differ",
+        severity="error",
+        summary="The ranks of one prefill or decode server would compute other bits.",
+        why=(
+            "Ranks on other kinds of GPU, or with other kernels, round differently: the KV that "
+            "the first rank vouches for in the handshake would not be that of the others."
+        ),
+        fix="Run all ranks of a server on the same GPU architecture and version",
     ),
 )

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from runtime.disagg.dialer import parse_address
 from runtime.disagg.frames import Abort, Failed, Frame, Offer, Prefill, Prefilled, Released
 from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout, Role
 from runtime.disagg.limits import Limits
 from runtime.disagg.lines import greet
 from runtime.disagg.listen import Arrived, DecodePeers, Left, PeerEvent, Said, listen_at
-from runtime.disagg.peers import PrefillPeers, parse_address
+from runtime.disagg.peers import PrefillPeers
 from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 

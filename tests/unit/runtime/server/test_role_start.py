@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -11,20 +13,30 @@ from runtime.disagg.limits import Limits
 from runtime.server.role_settings import RoleOptions
 from runtime.server.roles import transport_of
 from specctl.cli.role_options import RoleFlags, ServeRole, check_role
+from specctl.contract.codec import load_manifest
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+
+MANIFEST = load_manifest(
+    Path(__file__).parents[4] / "fixtures" / "manifests" / "v1" / "speculators-eagle3.yaml"
+)
 
 
 def refusal(options: RoleOptions, overrides: Overrides) -> Diagnostic:
     with pytest.raises(DiagnosticError) as caught:
-        transport_of(options, overrides)
+        transport_of(options, MANIFEST, overrides)
     return caught.value.diagnostics[0]
 
 
-@pytest.mark.parametrize(("pp", "tp", "found"), [(2, None, "2 ranks"), (2, 3, "6 ranks")])
-def test_a_role_over_several_ranks_is_refused(pp: int, tp: int | None, found: str) -> None:
-    overrides = Overrides(pipeline_parallel=pp, tensor_parallel=tp)
-    problem = refusal(RoleOptions(role="decode"), overrides)
-    assert (problem.code, problem.found) == ("SD869", found)
+def test_ranks_that_would_hold_parts_of_heads_are_refused() -> None:
+    num_heads = MANIFEST.target.decoder.num_kv_heads
+    for size in range(1, 2 * num_heads + 1):
+        overrides = Overrides(pipeline_parallel=2, tensor_parallel=size)
+        if num_heads % size == 0:
+            assert transport_of(RoleOptions(role="decode"), MANIFEST, overrides).name == "shared"
+            continue
+        problem = refusal(RoleOptions(role="decode"), overrides)
+        assert (problem.code, problem.where, problem.found) == ("SD869", "--tp", str(size))
+        assert str(num_heads) in problem.message
 
 
 def test_memory_joins_no_processes() -> None:
