@@ -51,6 +51,7 @@ class FakeGraph:
         self._outcomes: list[list[list[int]] | None] = [None] * (SPLIT_BUFFER + 1)
         self._chances: list[list[list[float]]] = [[]] * (SPLIT_BUFFER + 1)
         self._drafts: list[list[int]] | None = None
+        self._counts: list[list[int]] = [[]] * (SPLIT_BUFFER + 1)
 
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
         return packed_row_counts(batch, num_drafts) if self.is_ragged else ()
@@ -74,7 +75,9 @@ class FakeGraph:
             : shape.batch, : shape.width + 1
         ].tolist()
         self._chances[buffer] = self.round.state.confidence_BG[: shape.batch].tolist()
+        self._counts[buffer] = self.round.state.num_counted_B[: shape.batch].tolist()
         self.round.state.output_BX.fill_(-7)
+        self.round.state.num_counted_B.fill_(10**6)
         self.round.state.confidence_BG.fill_(float("nan"))
         if shape.is_split:
             self.spoil_split()
@@ -107,6 +110,9 @@ class FakeGraph:
         outcome, self._outcomes[buffer] = self._outcomes[buffer], None
         assert outcome is not None, "a buffer was read twice"
         return outcome[:num_requests]
+
+    def counted(self, buffer: int, num_requests: int) -> list[int] | None:
+        return self._counts[buffer][:num_requests] if self.round.is_sparse else None
 
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
         if not self.round.has_confidence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.engine.request import Placement, Request
+from runtime.graphs.round import RoundRunner
 from specctl.contract.diagnostics import Diagnostic
 
 
@@ -47,3 +48,17 @@ class LaneResult:
     committed: list[int]
     confidence: tuple[float, ...]
     problem: Diagnostic | None = None
+
+
+def counted_drafts(
+    runner: RoundRunner, buffer: int, num_drafts: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the drafts that counted in a round that was read.
+
+    Args:
+        runner: of the round.
+        buffer: that was read.
+        num_drafts: what the draft was asked for, per lane.
+    """
+    counts = runner.counted(buffer, len(num_drafts))
+    return num_drafts if counts is None else tuple(map(min, num_drafts, counts))

@@ -24,7 +24,7 @@ from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.device_rounds import DeviceRounds
-from runtime.engine.lanes import Lane, LaneResult
+from runtime.engine.lanes import Lane, LaneResult, counted_drafts
 from runtime.engine.request import Request
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.slot_params import round_kind, slot_sampling
@@ -147,6 +147,7 @@ class Pipeline:
         if not any(lane.is_running for lane in flight.lanes):
             return []  # not waited for
         rows = self._runner.read(flight.buffer, len(flight.lanes))
+        counts = counted_drafts(self._runner, flight.buffer, flight.num_drafts)
         chances = self._runner.confidence(flight.buffer, len(flight.lanes))
         return [
             LaneResult(
@@ -156,7 +157,7 @@ class Pipeline:
                 confidence=tuple(confidence[:num_drafts]),
             )
             for lane, num_drafts, row, confidence in zip(
-                flight.lanes, flight.num_drafts, rows, chances, strict=True
+                flight.lanes, counts, rows, chances, strict=True
             )
             if lane.is_running
         ]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from runtime.engine.lanes import Lane, LaneResult
+from runtime.engine.lanes import Lane, LaneResult, counted_drafts
 from runtime.graphs.round import SPLIT_BUFFER, RoundRunner
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundShape
@@ -136,11 +136,12 @@ class SplitRounds:
         if not any(lane.is_running for lane in turn.lanes):
             return []  # not waited for
         rows = self._runner.read(SPLIT_BUFFER, len(turn.lanes))
+        counts = counted_drafts(self._runner, SPLIT_BUFFER, turn.num_drafts)
         chances = self._runner.confidence(SPLIT_BUFFER, len(turn.lanes))
         return [
             _result(lane, num_drafts, row, confidence)
             for lane, num_drafts, row, confidence in zip(
-                turn.lanes, turn.num_drafts, rows, chances, strict=True
+                turn.lanes, counts, rows, chances, strict=True
             )
             if lane.is_running
         ]

@@ -106,6 +106,11 @@ class GraphSet:
             torch.zeros(round_.state.confidence_BG.shape, pin_memory=True)
             for _ in range(num_buffers if round_.has_confidence else 0)
         )
+        self._num_counted_B = round_.state.num_counted_B
+        self._counts = tuple(
+            torch.zeros(self._num_counted_B.shape, dtype=torch.int64, pin_memory=True)
+            for _ in range(num_buffers if round_.is_sparse else 0)
+        )
         shapes = [
             shape
             for batch in reversed(batches)  # the largest first: smaller ones reuse its memory
@@ -137,6 +142,8 @@ class GraphSet:
             self._chances[buffer][:num_rows].copy_(
                 self._confidence_BG[:num_rows], non_blocking=True
             )
+        if self._counts:
+            self._counts[buffer][:num_rows].copy_(self._num_counted_B[:num_rows], non_blocking=True)
         self._events[buffer].record(torch.cuda.current_stream(self._output_BX.device))
         self._widths[buffer] = width
 
@@ -193,6 +200,13 @@ class GraphSet:
         self._events[buffer].synchronize()
         rows: list[list[int]] = self._pinned[buffer][:num_requests, : self._widths[buffer]].tolist()
         return rows
+
+    def counted(self, buffer: int, num_requests: int) -> list[int] | None:
+        """Return the drafts that counted in a buffer that was read; see `RoundRunner`."""
+        if not self._counts:
+            return None
+        counts: list[int] = self._counts[buffer][:num_requests].tolist()
+        return counts
 
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
         """Return the draft's chances in a buffer that was read; see `RoundRunner`."""

@@ -18,8 +18,8 @@ them, V target ids, X words of a mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -56,6 +56,18 @@ class LengthSchedule(Protocol):
         """Return int64 [B, W]: drafts up to the accepted length, then the target's choices."""
 
 
+@runtime_checkable
+class SparseDraft(Protocol):
+    """A draft that may have fewer drafts of a request than a round has room for.
+
+    Attributes:
+        num_found_S: int64, drafts that the newest round of a slot has; what is proposed beyond
+            them does not count.
+    """
+
+    num_found_S: torch.Tensor
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DeviceRound:
     """The round of one engine: its models, caches and state.
@@ -80,6 +92,11 @@ class DeviceRound:
     def has_confidence(self) -> bool:
         """Whether the draft says how sure it is of its drafts."""
         return isinstance(self.draft, ConfidentDraft) and self.draft.has_confidence
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the draft may have fewer drafts than a round has room for."""
+        return isinstance(self.draft, SparseDraft)
 
     def draft_phase(self, shape: RoundShape) -> torch.Tensor:
         """Run the draft phase of `run` alone, to time it; returns its drafts [B, G].
@@ -129,6 +146,11 @@ class DeviceRound:
         Sync: none (CUDA).
         """
         state = self.state
+        if isinstance(self.draft, SparseDraft) and shape.num_drafts:
+            found_B = self.draft.num_found_S.index_select(0, requests.slots_B)
+            num_drafts_B = torch.minimum(requests.num_drafts_B, found_B)
+            requests = replace(requests, num_drafts_B=num_drafts_B)
+            state.num_counted_B[: shape.batch].copy_(num_drafts_B)
         ids_BW = requests.newest_ids_target_B[:, None]
         if shape.num_drafts:
             ids_BW = torch.cat([ids_BW, drafts_BG], dim=1)
@@ -272,6 +294,12 @@ class RoundRunner(Protocol):
 
         Returns:
             Per request: accepted drafts, then the target's choice at each row of the shape.
+        """
+
+    def counted(self, buffer: int, num_requests: int) -> list[int] | None:
+        """Return, at the same time as `confidence`, the drafts of each request that counted.
+
+        None: all that were asked for.
         """
 
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:

@@ -100,6 +100,7 @@ class RoundState:
         num_drafts_B: int64 input, drafts that count, 0 for padding.
         output_BX: int64 [B, 1 + W] output: accepted drafts, then the target's choice at each row.
         sampling: how the requests in slots choose tokens.
+        num_counted_B: int64 output, drafts that counted, of a draft that may have fewer than asked.
         confidence_BG: float32 output, the draft's chances for a round's drafts; 1 without a head.
     """
 
@@ -138,6 +139,7 @@ class RoundState:
         self._arrivals_X = torch.zeros(_NUM_ARRIVALS, dtype=torch.int32, device=device)
         self._constants: dict[tuple[int, int, int], RoundConstants] = {}
         self.output_BX = torch.zeros((max_batch, max_drafts + 2), dtype=torch.int64, device=device)
+        self.num_counted_B = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self.sampling = SamplingState(num_slots + 1, device)
         self.confidence_BG = torch.ones((max_batch, max_drafts), device=device)
 

@@ -19,7 +19,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from runtime.kernels.aot_cases import KernelCase, kernel_cases
+from runtime.kernels import aot_cases
+from runtime.kernels.aot_cases import KernelCase
+from runtime.kernels.aot_lookup import lookup_cases
 from runtime.kernels.cuda import rope, sample
 
 SHARED_LIMIT_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -60,10 +62,12 @@ _INT64 = frozenset(
         "newest_ptr",
         "kv_slots_ptr",
         "output_ptr",
+        "found_ptr",
     }
 )
 _INT32 = frozenset(
     {
+        "history_ptr",
         "row_request_ptr",
         "table_ptr",
         "slot_table_ptr",
@@ -117,6 +121,11 @@ class CompiledCase:
     registers: int
     spill_bytes: int
     ptx: str
+
+
+def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
+    """Return every distinct case, in a fixed order: of models, then of prompt lookup."""
+    return (*aot_cases.kernel_cases(arch), *lookup_cases())
 
 
 def compile_case(case: KernelCase, arch: int) -> CompiledCase:

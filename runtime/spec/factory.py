@@ -15,7 +15,7 @@ from runtime.spec.block import BlockProposer
 from runtime.spec.chain import ChainProposer
 from runtime.spec.dynamic_rows import DynamicRows, DynamicRowSettings
 from runtime.spec.mtp import LayeredMtpProposer
-from runtime.spec.ngram import DEFAULT_MAX_NGRAM, NgramProposer
+from runtime.spec.ngram import DEFAULT_MAX_NGRAM, DeviceNgramProposer, NgramProposer
 from runtime.spec.none import NoProposer
 from runtime.spec.oracle import DeviceOracleProposer, OracleProposer, OracleScript
 from runtime.spec.parallel import ParallelProposer
@@ -60,7 +60,7 @@ def make_proposer(
         draft: for the proposers that run one.
         script: for `oracle`; a draft beside a script has its ids replaced as that says.
         max_ngram: for `ngram`: longest suffix looked up.
-        room: of what a script needs in rounds on the device; None: it is followed on the host.
+        room: of what a script or lookup needs in rounds on the device; None: they run on the host.
 
     Raises:
         DiagnosticError: SD807, the named proposer lacks its parts.
@@ -80,7 +80,9 @@ def make_proposer(
             return OracleProposer(script, device=device)
         return DeviceOracleProposer(script, room, device=device)
     if name == "ngram":
-        return NgramProposer(device=device, max_ngram=max_ngram)
+        if room is None:
+            return NgramProposer(device=device, max_ngram=max_ngram)
+        return DeviceNgramProposer(room, device=device, max_ngram=max_ngram)
     return NoProposer(device=device)
 
 

@@ -69,6 +69,9 @@ class Poisoned:
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
         return self.graphs.packed_row_counts(batch, num_drafts)
 
+    def counted(self, buffer: int, num_requests: int) -> list[int] | None:
+        return self.graphs.counted(buffer, num_requests)
+
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
         return self.graphs.confidence(buffer, num_requests)
 
@@ -148,6 +151,7 @@ class SpoiltAfterWarmUp:
         self.inner = round_
         self.state = round_.state
         self.split = None  # whole rounds are enough here
+        self.is_sparse = round_.is_sparse
         self.has_confidence = round_.has_confidence
         self._warm: set[RoundShape] = set()
 

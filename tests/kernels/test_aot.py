@@ -23,6 +23,7 @@ from runtime.kernels.cuda import (
     joined_linear,
     kv_write,
     linear,
+    ngram,
     norm,
     normed_rows,
     rope,
@@ -117,7 +118,7 @@ def test_noise_is_made_without_fused_operations(
 def test_the_list_holds_every_kernel() -> None:
     modules = (
         accept, activation, attention, fused_linear, head, head_rows, joined_linear, kv_write,
-        linear, norm, normed_rows, rope, sample, stream, round_ends,
+        linear, ngram, norm, normed_rows, rope, sample, stream, round_ends,
     )  # fmt: skip
     defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     listed = {case.kernel.__name__ for case in aot.kernel_cases(ARCH)}

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GROUPS = (
-    ("interpreted", "interpreted_round", "interpreted_sample"),
+    ("interpreted", "interpreted_ngram", "interpreted_round", "interpreted_sample"),
     ("interpreted_fused", "interpreted_normed", "interpreted_attention"),
 )
 
