@@ -17,6 +17,8 @@ from runtime.bench.margin import top_two_after
 from runtime.bench.prompts import random_prompts
 from runtime.bench.shape import shape_manifest
 from runtime.engine.llm import LLM
+from runtime.spec.ngram import NgramProposer
+from runtime.spec.script_table import Room
 from specctl.contract.diagnostics import DiagnosticError
 from tests.bench_harness import CPU, PROMPTS, ROOT, SHAPE, bench
 
@@ -45,13 +47,23 @@ def test_the_oracle_aims_at_an_accept_length(tiny_pair: Path, prompts: Path) -> 
     assert some.identical.equal == 4
 
 
-def test_verification_is_timed_for_a_proposer_on_the_host(tiny_pair: Path, prompts: Path) -> None:
+@pytest.mark.parametrize("is_on_host", [False, True])
+def test_verification_is_timed_for_a_proposer_without_weights(
+    tiny_pair: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, is_on_host: bool
+) -> None:
+    def on_host(_: Room, *, device: torch.device, max_ngram: int) -> NgramProposer:
+        return NgramProposer(device=device, max_ngram=max_ngram)
+
+    if is_on_host:
+        monkeypatch.setattr("runtime.spec.factory.DeviceNgramProposer", on_host)
     engine = main.EngineOptions(device="cpu", proposer="ngram", num_speculative_tokens=2)
     given: dict[str, Any] = {"limit": 1, "max_tokens": 3, "repeats": 1, "step_samples": 1}
     (point,) = bench(tiny_pair, engine, prompts=prompts, **given).points
-    assert [(step.step, step.width) for step in point.steps] == [("decode", 1), ("verify", 3)]
+    target, own = [("decode", 1), ("verify", 3)], [("draft", 2), ("round", 3)]
+    found = [(step.step, step.width) for step in point.steps]
+    assert found == (target if is_on_host else target + own)
     assert point.verify_ratio is not None
-    assert point.other_s is None
+    assert (point.other_s is None) == is_on_host
 
 
 def test_an_arm_without_the_contract_is_measured_beside(tiny_target_only: Path) -> None:
