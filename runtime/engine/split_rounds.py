@@ -105,10 +105,10 @@ class SplitRounds:
             return False
         if not may_wait and not turn.masks.done():
             return False
+        self._turn = None  # a fault of a provider is the caller's, and ends the round
         turn.masks.result()
         alive = [lane.is_running for lane in turn.lanes]
         if not any(alive):
-            self._turn = None
             return False
         if not all(alive):
             padding = (self._split.padding_slot, 0)

@@ -58,6 +58,7 @@ class MaskWish:
         return len(self.drafts_target) + 1
 
 
+@torch.inference_mode()  # of whatever thread makes them: the engine's tensors may ask for it
 def fill_masks(wishes: Sequence[MaskWish], words_BWX: torch.Tensor) -> None:
     """Fill the rows of each request; its rows beyond the wish stay as they are.
 

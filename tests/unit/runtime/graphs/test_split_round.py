@@ -279,6 +279,30 @@ def test_negative_control(agreeing: World, how: str) -> None:
     assert is_equal == (how == "kept")
 
 
+class Faulty(Grammar):
+    """A grammar that breaks the protocol in its second round."""
+
+    def fill(
+        self, output_ids_target: Sequence[int], drafts_target: Sequence[int], words_WX: torch.Tensor
+    ) -> None:
+        if len(output_ids_target) > 2:
+            raise RuntimeError("a fault of the grammar")
+        super().fill(output_ids_target, drafts_target, words_WX)
+
+
+def test_a_fault_of_a_provider_is_the_caller_s_and_ends_its_round(
+    agreeing: World, answers: dict[str, tuple[int, ...]]
+) -> None:
+    llm, _ = make_llm(agreeing, **EAGLE)
+    asked = requests()[:3]
+    broken = replace(asked[0], request_id="broken", masks=Faulty(parity))
+    with pytest.raises(RuntimeError, match="a fault of the grammar"):
+        llm.generate([*asked[1:], broken])
+    llm.engine.check()
+    found = ids_of(llm.generate(asked))
+    assert found == {item.request_id: answers[item.request_id] for item in asked}
+
+
 def test_a_grammar_of_another_vocabulary_is_refused(agreeing: World) -> None:
     llm, _ = make_llm(agreeing, **EAGLE)
     wish = replace(requests()[0], masks=Grammar(parity, num_ids=50))
