@@ -175,7 +175,7 @@ def test_other_rounds(world: World, overrides: dict[str, Any]) -> None:
 
 
 def test_lookup_under_a_grammar(world: World) -> None:
-    """Drafts that do not count get no mask, and none of them is committed."""
+    """A grammar is shown the places of drafts that there are not; none of them is committed."""
     asked = [
         replace(item, masks=None if index % 3 == 2 else Grammar((tens, parity)[index % 3]))
         for index, item in enumerate(requests(6))
