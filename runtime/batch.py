@@ -33,7 +33,8 @@ class PreparedBatch:
         window_positions_N: int64, position that a sliding window of the row ends at; None: its own.
             Windows of a block draft end at the anchor for all rows of the block.
         rows_per_request: set when the batch is dense: request b of the tables has rows
-            b * rows_per_request and on, this many. Kernels may then handle them together.
+            b * rows_per_request and on, this many, at consecutive positions. Kernels may then
+            handle them together.
         tiles_U2: int32, of a batch that is not dense: (first row, number of rows) of groups of at
             most `ROW_TILE_ROWS` neighbours of one request. They cover all rows; None: rows alone.
         arrivals_X: int32 zeros that launches count in and leave at 0; None: they bring their own.

@@ -12,25 +12,34 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
-from tune_gemm import microseconds
 
 from runtime.batch import PreparedBatch
 from runtime.kernels import RowNorm, Stream
 from runtime.kernels.aot_cases import MODELS, ModelShapes
 from runtime.kernels.cuda import accept, attention, device, fused_linear, head, round, stream
+from runtime.kernels.fused_table import FusedConfig
+from runtime.kernels.gemm_table import GemmConfig
 from runtime.kv import KVLayer
 
 DEVICE = "cuda"
 DTYPE = torch.bfloat16
 _KV_BLOCK_SIZE = 16
 _EPS = 1e-5
-_LAYERS = {"SmolLM2-135M": 30, "Llama-3.2-1B": 16, "Qwen3-8B": 36}
+LAYERS = {"SmolLM2-135M": 30, "Llama-3.2-1B": 16, "Qwen3-8B": 36}
 _GEOMETRIES = {5: (1, 5), 9: (1, 9), 40: (8, 5), 160: (32, 5)}  # rows: requests, rows of each
 _KERNELS = ("qkv", "attention", "o", "gate_up", "down")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles:
+    """Tiles that replace pinned ones: of products by name, and of the head."""
+
+    products: Mapping[str, FusedConfig] = field(default_factory=dict)
+    head: GemmConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +77,12 @@ class Step:
     context: int
     bound: int
 
-    def run(self, skipped: Collection[str] = ()) -> None:
-        """Run everything from the prepared round to its commit, less the skipped kernels."""
+    def run(self, skipped: Collection[str] = (), tiles: Tiles | None = None) -> None:
+        """Run everything from the prepared round to its commit, less the skipped kernels.
+
+        `tiles` replace pinned ones.
+        """
+        tiles = tiles or Tiles()
         rows = round.launch_prepare_round(
             self.slots, self.lengths, self.newest, self.tables,
             num_blocks=self.tables.shape[1], width=self.width, kv_block_size=_KV_BLOCK_SIZE,
@@ -93,21 +106,29 @@ class Step:
         gated = torch.zeros(ids.shape[0], self.shapes.intermediate_size, **_options())
         for layer in self.layers:
             if "qkv" not in skipped:
-                qkv = fused_linear.launch_scaled_linear(made, layer.qkv, eps=_EPS)
+                qkv = fused_linear.launch_scaled_linear(
+                    made, layer.qkv, eps=_EPS, config=tiles.products.get("qkv")
+                )
             if "attention" not in skipped:
                 mixed = self.attend(qkv, layer, batch)
             if "o" not in skipped:
-                made = self.add(mixed, layer.o, layer, made)
+                made = self.add(mixed, layer.o, layer, made, tiles.products.get("o"))
             if "gate_up" not in skipped:
                 gated = fused_linear.launch_scaled_linear(
-                    made, layer.gate_up, eps=_EPS, is_gated=True
+                    made,
+                    layer.gate_up,
+                    eps=_EPS,
+                    is_gated=True,
+                    config=tiles.products.get("gate_up"),
                 )
             if "down" not in skipped:
-                made = self.add(gated, layer.down, layer, made)
+                made = self.add(gated, layer.down, layer, made, tiles.products.get("down"))
         chosen = ids
         if "head" not in skipped:
             own = RowNorm(weight_D=self.norm, eps=_EPS)
-            chosen, _ = head.launch_head_argmax(made.residual_MD, self.embedding, own)
+            chosen, _ = head.launch_head_argmax(
+                made.residual_MD, self.embedding, own, config=tiles.head
+            )
         choices = chosen.view(self.num_requests, self.width)
         num_accepted, _ = accept.launch_accept(choices[:, 1:], choices, self.num_drafts)
         round.launch_commit_round(
@@ -117,11 +138,12 @@ class Step:
         )  # fmt: skip
 
     def add(
-        self, x: torch.Tensor, weight: torch.Tensor, layer: LayerTensors, made: Stream
-    ) -> Stream:
+        self, x: torch.Tensor, weight: torch.Tensor, layer: LayerTensors, made: Stream,
+        config: FusedConfig | None,
+    ) -> Stream:  # fmt: skip
         """Run o or down."""
         return fused_linear.launch_residual_linear(
-            x, weight, residual_MD=made.residual_MD, norm_D=layer.norm
+            x, weight, residual_MD=made.residual_MD, norm_D=layer.norm, config=config
         )
 
     def attend(self, qkv: torch.Tensor, layer: LayerTensors, batch: PreparedBatch) -> torch.Tensor:
@@ -134,15 +156,34 @@ class Step:
         return mixed.flatten(1)
 
 
+def microseconds(run: Callable[[], None], *, repeats: int = 7) -> float:
+    """Return the median time of a captured pass."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000)
+    return sorted(times)[len(times) // 2]
+
+
 def _options() -> dict[str, object]:
     return {"device": DEVICE, "dtype": DTYPE}
 
 
-def make_layers(shapes: ModelShapes, num_blocks: int) -> tuple[LayerTensors, ...]:
+def make_layers(shapes: ModelShapes, num_blocks: int, num_layers: int) -> tuple[LayerTensors, ...]:
     """Return random layers with a cache each."""
     cache = (num_blocks, shapes.num_kv_heads, _KV_BLOCK_SIZE, shapes.head_dim)
     made = []
-    for _ in range(_LAYERS[shapes.name]):
+    for _ in range(num_layers):
         weights = [torch.randn(n, k, **_options()) / k**0.5 for n, k in shapes.weights()[:4]]
         qkv, o, gate_up, down = weights
         made.append(
@@ -222,7 +263,7 @@ def _without(step: Step, *names: str) -> Callable[[], None]:
 def main() -> None:
     """Print two lines for each number of rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=sorted(_LAYERS))
+    parser.add_argument("model", choices=sorted(LAYERS))
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[1, 2, 5, 8, 9, 16, 32, 40, 64, 128, 160, 256]
     )
@@ -232,7 +273,7 @@ def main() -> None:
     shapes = next(model for model in MODELS if model.name == arguments.model)
     most = max(arguments.rows)
     per_request = -(-(arguments.context + 9) // _KV_BLOCK_SIZE)
-    layers = make_layers(shapes, most * per_request + 1)
+    layers = make_layers(shapes, most * per_request + 1, LAYERS[shapes.name])
     embedding = torch.randn(shapes.head_rows[0], shapes.hidden_size, **_options())
     sys.stdout.write(f"{shapes.name}, context {arguments.context}, us a kernel and layer\n")
     for num_rows in arguments.rows:

@@ -27,7 +27,7 @@ from runtime.kernels.cuda import (
     stream,
 )
 from runtime.kernels.cuda import round as round_ends
-from runtime.kernels.fused_table import FusedOp, fused_config, row_block, row_warps
+from runtime.kernels.fused_table import PREFILL_BLOCK_M, FusedOp, fused_config, tile_for_rows
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, gemm_config, head_config
 
 _VERIFY_WIDTH = 9  # the newest token and 8 drafts
@@ -190,7 +190,7 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             "FUSED": is_fused,
             "NORMED": is_fused and model.has_qk_norm,
             "SINGLE": is_single,
-            "OVERLAP": is_fused and arch >= 90,
+            "OVERLAP": 2 * (is_fused and arch >= 90),
         }
         yield _case(
             attention.attention_segment_kernel,
@@ -215,26 +215,25 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
         config = head_config(rows, model.hidden_size, element_bytes=element_bytes, arch=arch)
         yield from _linear_cases(config, dtype, "fp32", arch, is_scaled=True)
         for block_m in _block_ms(dtype):
-            # Few rows are normed inside, more come weighed.
-            is_normed = block_m == BLOCK_M_CHOICES[0]
             yield _case(
                 head.head_tile_kernel,
                 dtype,
                 {
                     **head.head_constants(config, block_m),
+                    **head.head_features(config, model.hidden_size),
+                    **stream.scale_constants(model.hidden_size),
                     "STAGES": config.num_stages,
-                    "NORMED": is_normed,
-                    "SCALED": not is_normed,
-                    **head.overlap_constants(config, model.hidden_size, element_bytes, arch >= 90),
+                    "SCALED": True,
+                    "OVERLAP": 2 * (arch >= 90),
                 },
                 num_warps=config.num_warps,
-                num_stages=config.num_stages,
                 is_hot=dtype != "fp32",
             )
     yield _case(head.head_pick_kernel, "fp32", {"BLOCK": head.PICK_BLOCK, "OVERLAP": arch >= 90})
     config = head_config(1, model.hidden_size, element_bytes=element_bytes, arch=arch)
-    weigh = {"WIDTH": model.hidden_size, "BLOCK_K": config.block_k, "OVERLAP": arch >= 90}
-    yield _case(normed_rows.weigh_rows_kernel, dtype, weigh, num_warps=1)
+    yield _case(
+        normed_rows.row_scales_kernel, "fp32", normed_rows.row_scale_constants(model.hidden_size)
+    )
     yield _case(
         head_rows.head_rows_kernel,
         dtype,
@@ -292,22 +291,22 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     element_bytes = 4 if dtype == "fp32" else 2
     for op, (columns, features) in products:
         config = fused_config(op, columns, features, element_bytes=element_bytes, arch=arch)
-        prefill = (row_block(config, 1 << 20),) if dtype == "bf16" else ()
+        prefill = (PREFILL_BLOCK_M,) if dtype == "bf16" else ()
         for block_m in (*_block_ms(dtype), *prefill):
             # Overlapping only adds the waits; the least tile stands for it.
             is_overlapping = arch >= 90 and block_m == BLOCK_M_CHOICES[0]
             own = (
                 fused_linear.residual_constants(columns)
                 if op == "residual"
-                else {**fused_linear.scaled_constants(features), "GATED": op == "gated"}
+                else {**stream.scale_constants(features), "GATED": op == "gated"}
             )
             tile = fused_linear.tile_constants(
                 columns,
                 features,
-                config,
+                tile_for_rows(config, block_m),
                 block_m,
                 element_bytes=element_bytes,
-                is_overlapping=is_overlapping,
+                overlapped=2 * is_overlapping,
             )
             yield _case(
                 fused_linear.residual_linear_kernel
@@ -315,8 +314,8 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
                 else fused_linear.scaled_linear_kernel,
                 dtype,
                 {**own, **tile, "HAS_BIAS": model.has_bias and not is_overlapping},
-                num_warps=row_warps(config, block_m),
-                is_hot=dtype != "fp32",
+                num_warps=tile_for_rows(config, block_m).num_warps,
+                is_hot=dtype != "fp32" and block_m != PREFILL_BLOCK_M,
             )
     entry = stream.stream_constants(model.hidden_size)
     for is_gathered in (False, True):

@@ -11,12 +11,13 @@ Legend: N output features, K input features.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from runtime.kernels.stream import square_tile
 from runtime.kernels.tile_rules import (
     BLOCK_M_CHOICES,
+    Overlap,
     block_m_for,
     num_sms,
     rule_block_k,
@@ -25,13 +26,18 @@ from runtime.kernels.tile_rules import (
 
 FusedOp = Literal["scaled", "gated", "residual"]
 
-_RULE_VERSION = 2
+_RULE_VERSION = 3
 _TABLED_ARCH = 90
 _EVEN_ENOUGH = 1.125  # times the best balance of programs
 _FLIGHT_BYTES = 53_248  # of weights on their way to one multiprocessor
 _PRELOAD_BYTES = 400  # operands that a thread can hold in registers without spilling
+_SMALL_WEIGHT = 1 << 22  # elements that programs can hold in registers
+_SMALL_BLOCK_K = 64
 PREFILL_BLOCK_M = 128
-"""Rows of a program where there are more than the largest of `BLOCK_M_CHOICES`."""
+"""Rows of a program of a prefill; it sums the parts of K one after the other."""
+
+_PREFILL_BLOCK_N = 64
+_PREFILL_TILES = 64  # fewer leave most multiprocessors idle
 
 STAGE_BYTES = 196_608  # shared memory of a pipeline where entries are tabled
 
@@ -47,6 +53,8 @@ class FusedConfig:
         num_stages: depth of the load pipeline when the weights are not preloaded.
         preload: load the program's weights whole, before the predecessor's results are awaited,
             where the rows at hand leave registers for it.
+        overlap: small products win by it; large ones lose, since programs that start early crowd
+            on the multiprocessors that are free first.
         parts: accumulators along K, each with warps of its own: a power of two, at most the warps.
     """
 
@@ -56,19 +64,40 @@ class FusedConfig:
     num_stages: int
     preload: bool = False
     parts: int = 1
+    overlap: Overlap = "never"
 
 
-# sm_90, 2-byte elements, (op, N, K); printed by docs/benchmarks/tune_gemm.py.
+# sm_90, 2-byte elements, (op, N, K); chosen by docs/benchmarks/tune_step.py.
 _TABLE: dict[tuple[FusedOp, int, int], FusedConfig] = {
     # SmolLM2-135M: qkv, o, gate and up, down
     ("scaled", 960, 576): FusedConfig(
-        block_n=16, block_k=64, num_warps=4, num_stages=4, preload=True
+        block_n=32, block_k=64, num_warps=8, num_stages=3, preload=True, parts=4, overlap="at once"
     ),
-    ("residual", 576, 576): FusedConfig(block_n=16, block_k=64, num_warps=2, num_stages=7),
+    ("residual", 576, 576): FusedConfig(
+        block_n=16, block_k=64, num_warps=8, num_stages=3, preload=True, parts=4, overlap="at once"
+    ),
     ("gated", 3072, 576): FusedConfig(
-        block_n=64, block_k=64, num_warps=8, num_stages=3, preload=True
+        block_n=32, block_k=64, num_warps=8, num_stages=3, preload=True, parts=4, overlap="at once"
     ),
-    ("residual", 576, 1536): FusedConfig(block_n=16, block_k=256, num_warps=4, num_stages=5),
+    ("residual", 576, 1536): FusedConfig(
+        block_n=16, block_k=64, num_warps=8, num_stages=3, preload=True, parts=8, overlap="at once"
+    ),
+    # Llama-3.2-1B
+    ("scaled", 3072, 2048): FusedConfig(block_n=32, block_k=64, num_warps=4, num_stages=6, parts=4),
+    ("residual", 2048, 2048): FusedConfig(
+        block_n=16, block_k=128, num_warps=4, num_stages=6, parts=4
+    ),
+    ("residual", 2048, 8192): FusedConfig(
+        block_n=16, block_k=128, num_warps=4, num_stages=4, parts=4
+    ),
+    # Qwen3-8B
+    ("scaled", 6144, 4096): FusedConfig(block_n=64, block_k=128, num_warps=4, num_stages=6),
+    ("residual", 4096, 4096): FusedConfig(
+        block_n=32, block_k=128, num_warps=4, num_stages=4, parts=4
+    ),
+    ("residual", 4096, 12288): FusedConfig(
+        block_n=32, block_k=128, num_warps=4, num_stages=4, parts=4
+    ),
 }
 
 
@@ -102,16 +131,26 @@ def preloads(config: FusedConfig, block_m: int, in_features: int, element_bytes:
     )
 
 
-def row_block(config: FusedConfig, num_rows: int) -> int:
-    """Return the rows of a program; prefills of one part take more, bits do not depend on it."""
-    if config.parts == 1 and num_rows > BLOCK_M_CHOICES[-1]:
+def row_block(out_features: int, num_rows: int) -> int:
+    """Return the rows of a program: prefills of enough tiles take more."""
+    tiles = -(-num_rows // PREFILL_BLOCK_M) * -(-out_features // _PREFILL_BLOCK_N)
+    if num_rows > BLOCK_M_CHOICES[-1] and tiles >= _PREFILL_TILES:
         return PREFILL_BLOCK_M
     return block_m_for(num_rows)
 
 
-def row_warps(config: FusedConfig, block_m: int) -> int:
-    """Return the warps of a program; the largest row block takes more, bits do not depend on it."""
-    return max(8, config.num_warps) if block_m == PREFILL_BLOCK_M else config.num_warps
+def tile_for_rows(config: FusedConfig, block_m: int) -> FusedConfig:
+    """Return the tile that programs of `block_m` rows take: bits do not depend on the change."""
+    if block_m != PREFILL_BLOCK_M:
+        return config
+    return replace(
+        config,
+        block_n=max(_PREFILL_BLOCK_N, config.block_n),
+        num_warps=8 if config.parts <= 4 else 16,
+        num_stages=3,
+        preload=False,
+        overlap="never",
+    )
 
 
 def part_features(config: FusedConfig, in_features: int) -> int:
@@ -122,7 +161,8 @@ def part_features(config: FusedConfig, in_features: int) -> int:
 
 def fitting_stages(config: FusedConfig, block_m: int, element_bytes: int) -> int:
     """Return the depth of the pipeline that fits with so many rows; bits do not depend on it."""
-    stage_bytes = (config.block_n + block_m) * config.block_k * config.parts * element_bytes
+    parts = 1 if block_m == PREFILL_BLOCK_M else config.parts
+    stage_bytes = (config.block_n + block_m) * config.block_k * parts * element_bytes
     return max(1, min(config.num_stages, STAGE_BYTES // stage_bytes))
 
 
@@ -143,8 +183,20 @@ def _rule(
     Memory answers after some 700 ns, so 4.8 TB/s take 3.4 MB in flight: 26 kB on each of 132
     multiprocessors. The rule asks for twice as much, for there are gaps.
     """
-    count = num_sms(arch)
     least = square_tile(out_features) if op == "residual" else 16
+    is_small = element_bytes == 2 and out_features * in_features <= _SMALL_WEIGHT
+    if is_small and in_features >= 4 * _SMALL_BLOCK_K and in_features % _SMALL_BLOCK_K == 0:
+        # As SmolLM2's tuned entries: parts shorten the chain of sums, weights come early.
+        return FusedConfig(
+            block_n=max(least, 16 if op == "residual" else 32),
+            block_k=_SMALL_BLOCK_K,
+            num_warps=8,
+            num_stages=3,
+            preload=True,
+            parts=4,
+            overlap="at once",
+        )
+    count = num_sms(arch)
     sizes = [size for size in (16, 32, 64) if size >= least]
     balance = {size: _imbalance(-(-out_features // size), count) for size in sizes}
     even = [size for size in sizes if balance[size] <= _EVEN_ENOUGH * min(balance.values())]

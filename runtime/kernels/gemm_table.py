@@ -48,6 +48,7 @@ _ATTENTION_BYTES = 65_536  # of keys and values in one step
 
 _RULE_VERSION = 1
 _MAX_SPLIT_K = 8
+_HEAD_STAGES = 3  # two programs of a wide tile share a multiprocessor
 _TABLED_ARCH = 90
 
 
@@ -121,11 +122,11 @@ def head_config(
         element_bytes: size of an element of the inputs, 2 or 4.
         arch: compute capability as major * 10 + minor; sets the pipeline's depth only.
     """
-    block_n = 128 if out_features >= 65_536 else 64 if out_features >= 16_384 else 32
+    block_n = 128 if out_features >= 32_768 else 64 if out_features >= 16_384 else 32
     if element_bytes == 4:
         block_n = min(block_n, 64)
     block_k = rule_block_k(in_features, element_bytes)
-    num_stages = rule_stages(block_n, block_k, element_bytes, arch)
+    num_stages = rule_stages(block_n, block_k, element_bytes, arch, most=_HEAD_STAGES)
     return GemmConfig(block_n=block_n, block_k=block_k, split_k=1, num_stages=num_stages)
 
 

@@ -5,6 +5,13 @@ Legend: N output features, K input features.
 
 from __future__ import annotations
 
+from typing import Literal
+
+Overlap = Literal["never", "at once", "started"]
+"""How a kernel's launch overlaps its neighbours: not at all; or it may start while its predecessor
+ends, and lets its successor start at its own start or once it has waited. Bits do not depend on it.
+"""
+
 BLOCK_M_CHOICES = (16, 32, 64)
 """Rows of a program; the number of rows at hand chooses, since it moves no bit."""
 

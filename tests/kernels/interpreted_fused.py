@@ -12,7 +12,7 @@ from runtime import kernels
 from runtime.kernels.accept import accept_twin
 from runtime.kernels.cuda import accept, attention, fused_linear, kv_write, rope, stream
 from runtime.kernels.fused_linear import residual_linear_twin, scaled_linear_twin
-from runtime.kernels.fused_table import FusedConfig
+from runtime.kernels.fused_table import PREFILL_BLOCK_M, FusedConfig, row_block
 from runtime.kernels.stream import Stream, enter_stream_twin, num_square_tiles
 from tests.kernels.dense import dense_requests
 from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
@@ -150,6 +150,30 @@ def test_more_parts_than_steps_add_zeros() -> None:
         fused_linear.launch_scaled_linear(rows, weight, eps=EPS, config=EARLY_PARTS),
         scaled_linear_twin(rows, weight, eps=EPS),
     )
+
+
+@pytest.mark.parametrize(("parts", "features"), [(1, 96), (2, 96), (4, 576), (8, 288)])
+def test_a_prefill_sums_parts_in_turn_to_the_same_bits(
+    parts: int, features: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 rows share a program; parts beyond the steps of K are empty in either form."""
+    monkeypatch.setattr("runtime.kernels.fused_table._PREFILL_TILES", 1)
+    num_rows, columns = 130, 80
+    assert row_block(columns, num_rows) == PREFILL_BLOCK_M
+    x = plain(num_rows, features, seed=1, dtype=torch.float32)
+    residual = plain(num_rows, columns, seed=4, dtype=torch.float32)
+    op = functools.partial(
+        fused_linear.launch_residual_linear,
+        weight_DK=plain(columns, features, seed=2, dtype=torch.float32),
+        norm_D=plain(columns, seed=3, dtype=torch.float32),
+        config=FusedConfig(block_n=16, block_k=32, num_warps=8, num_stages=2, parts=parts),
+    )
+    whole = op(x, residual_MD=residual)
+    for first in (0, 70, 129):
+        rows = slice(first, first + 45)
+        part = op(x[rows], residual_MD=residual[rows])
+        assert same_bits(part.residual_MD, whole.residual_MD[rows])
+        assert same_bits(part.squares_MT, whole.squares_MT[rows])
 
 
 def test_gate_and_up_alternate() -> None:

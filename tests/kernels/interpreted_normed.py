@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime import kernels
-from runtime.kernels.cuda import head, head_rows, joined_linear, normed_rows
+from runtime.kernels.cuda import head, head_rows, joined_linear, normed_rows, stream
 from runtime.kernels.fused_table import FusedConfig
 from runtime.kernels.head import head_argmax_twin, head_logits_twin
 from runtime.kernels.joined_linear import RowHalf, joined_linear_twin
@@ -27,18 +27,18 @@ def norm_of(width: int, dtype: torch.dtype, *, seed: int = 4) -> RowNorm:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_weighing_rows(dtype: torch.dtype) -> None:
-    x = plain(3, 40, seed=1, dtype=dtype)
+def test_scales_of_rows(dtype: torch.dtype) -> None:
+    x = plain(19, 40, seed=1, dtype=dtype)
     norm = norm_of(40, dtype)
-    weighted, scale = normed_rows.launch_weigh_rows(x, norm, block_k=16)
+    entered = stream.launch_enter_stream(x, norm.weight_D)
     expected, expected_scale = weigh_rows_twin(x, norm)
-    assert same_bits(weighted, expected)
+    assert same_bits(entered.weighted_MD, expected)
+    scale = normed_rows.launch_row_scales(entered, norm.eps)
     torch.testing.assert_close(scale[:, None], expected_scale, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_head_s_choice_has_the_bits_of_its_logits(dtype: torch.dtype) -> None:
-    """19 rows are weighed ahead of the tiles; 16 and fewer are normed by the tiles."""
     x = plain(19, 40, seed=1, dtype=dtype)
     weight = plain(70, 40, seed=2, dtype=dtype)
     weight[[3, 41, 66]] = weight[[20, 20, 20]]  # ties within a tile and across tiles

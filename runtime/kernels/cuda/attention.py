@@ -33,9 +33,11 @@ from runtime.kernels.cuda.rope import rotate_high, rotate_low
 from runtime.kernels.gemm_table import attention_tile
 from runtime.kernels.norm import HeadNorms
 from runtime.kernels.rows import SEGMENT
+from runtime.kernels.tile_rules import Overlap
 from runtime.kv import KVLayer
 
 SEGMENT_WARPS = 8
+SEGMENT_OVERLAP: Overlap = "started"
 _PARTIAL_BYTES = 1 << 28
 _NO_WINDOW = 1 << 30  # keys; no position leaves it, so both cases share one binary
 _MOST_PACKED = 64  # query heads times rows in one product
@@ -96,6 +98,8 @@ def _attend_segment(
         k_weight_high = tl.load(k_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
     if FUSED:  # issued before the queries, which pass through shared memory at once
         new_low = tl.load(k_rows, mask=k_mask, other=0.0)
         new_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
@@ -173,7 +177,7 @@ def attention_segment_kernel(
     local_tile = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
-    if OVERLAP:
+    if OVERLAP == 1:
         tl.extra.cuda.gdc_launch_dependents()
     first_row, part, part_end = _program_rows(
         tiles_ptr, tile_start + local_tile, WIDTH, PART_ROWS, PARTS, TILED
@@ -307,7 +311,7 @@ def _launch_tiles(
     is_tiled = batch.rows_per_request is None and batch.tiles_U2 is not None
     k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
     norms = None if new is None else new.norms
-    is_overlapping, options = overlap_options(q_MHP.device, overlap)
+    overlapped, options = overlap_options(q_MHP.device, overlap, SEGMENT_OVERLAP)
     attention_segment_kernel[(num_tiles, num_kv_heads, num_segments)](
         q_MHP,
         k,
@@ -346,7 +350,7 @@ def _launch_tiles(
         FUSED=new is not None,
         NORMED=norms is not None,
         SINGLE=is_single,
-        OVERLAP=is_overlapping,
+        OVERLAP=overlapped,
         num_warps=SEGMENT_WARPS,
         **options,
     )

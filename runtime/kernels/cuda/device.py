@@ -6,10 +6,16 @@ import functools
 
 import torch
 
+from runtime.kernels.tile_rules import Overlap
+
+_OVERLAP_CODES: dict[Overlap, int] = {"never": 0, "at once": 1, "started": 2}
+"""What kernels compare: when they let their successor start."""
+
+
 _INTERPRETER_ARCH = 90
 _OVERLAP_ARCH = 90  # programmatic dependent launch exists from here on
 
-IS_OVERLAPPING = False
+IS_OVERLAPPING = True
 """Whether kernels that can start while their predecessor ends do so; bits do not depend on it.
 
 A kernel launched so may run beside any kernel before it until its wait (`gdc_wait`) returns: then
@@ -51,13 +57,20 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def overlap_options(device: torch.device, overlap: bool | None) -> tuple[bool, dict[str, bool]]:
-    """Return whether a launch overlaps its predecessor, and the launch options that say so.
+def overlap_options(
+    device: torch.device, overlap: bool | None, own: Overlap = "at once"
+) -> tuple[int, dict[str, bool]]:
+    """Return how a launch overlaps its neighbours, and the launch options that say so.
+
+    The number is 0 without overlap, 1 for "at once" and 2 for "started": kernels compare it.
 
     Args:
         device: of the launch; programs under the interpreter never overlap.
-        overlap: None takes the choice of this module.
+        overlap: whether launches overlap at all; None takes the choice of this module.
+        own: of the kernel.
     """
     wanted = IS_OVERLAPPING if overlap is None else overlap
     is_possible = device.type == "cuda" and device_arch(device) >= _OVERLAP_ARCH
-    return (True, {"launch_pdl": True}) if wanted and is_possible else (False, {})
+    if not (wanted and is_possible and own != "never"):
+        return 0, {}
+    return _OVERLAP_CODES[own], {"launch_pdl": True}

@@ -18,18 +18,25 @@ from runtime.kernels.cuda.device import (
     device_arch,
     inner_contiguous,
     overlap_options,
-    power_of_two,
 )
-from runtime.kernels.cuda.products import PREFETCH_FEATURES, early_weights, sum_products
-from runtime.kernels.cuda.stream import empty_stream, fold_columns, rounded_square
+from runtime.kernels.cuda.products import early_weights, sum_products
+from runtime.kernels.cuda.stream import (
+    empty_stream,
+    fold_columns,
+    load_squares,
+    rounded_square,
+    scale_constants,
+    stream_scale,
+)
 from runtime.kernels.fused_table import (
+    PREFILL_BLOCK_M,
     FusedConfig,
     fitting_stages,
     fused_config,
     part_features,
     preloads,
     row_block,
-    row_warps,
+    tile_for_rows,
 )
 from runtime.kernels.stream import Stream, num_square_tiles, square_tile
 
@@ -41,7 +48,7 @@ def scaled_linear_kernel(
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr, PART_FEATURES: tl.constexpr,
-    PRELOAD: tl.constexpr, PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
+    PRELOAD: tl.constexpr, IN_TURN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of the product of normalised rows; gated, pairs of columns become one."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -51,31 +58,26 @@ def scaled_linear_kernel(
     is_column = columns < COLUMNS
     rows64 = rows.to(tl.int64)
     w_rows = w_ptr + columns.to(tl.int64)[None, :] * FEATURES
-    if OVERLAP:
+    if OVERLAP == 1:
         tl.extra.cuda.gdc_launch_dependents()
     weights = early_weights(
         w_rows, is_column[None, :],
-        FEATURES, BLOCK_K, PARTS, PART_FEATURES, PRELOAD, PREFETCH,
+        FEATURES, BLOCK_K, PARTS, PART_FEATURES, PRELOAD,
     )  # fmt: skip
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    tiles = tl.arange(0, BLOCK_T)
-    squares = tl.load(
-        squares_ptr + rows64[:, None] * TILES + tiles[None, :],
-        mask=is_row[:, None] & (tiles < TILES)[None, :],
-        other=0.0,
-    )
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    squares = load_squares(squares_ptr, rows, is_row, TILES, BLOCK_T)
     acc = sum_products(
         x_ptr + rows64[:, None] * FEATURES, w_rows, weights,
         is_row[:, None], is_column[None, :],
-        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_FEATURES, STAGES, PRELOAD,
+        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_FEATURES, STAGES, PRELOAD, IN_TURN,
     )  # fmt: skip
-    total = fold_columns(squares, BLOCK_M, BLOCK_T)
-    # Contractions are written out, so that every tile shape makes the same ones.
-    scale = tl.rsqrt(tl.fma(total, tl.full((BLOCK_M,), 1.0 / FEATURES, tl.float32), eps))
-    if HAS_BIAS:
+    scale = stream_scale(squares, eps, FEATURES, BLOCK_M, BLOCK_T)
+    if HAS_BIAS:  # the contraction is written out, so that every tile shape makes the same one
         y = tl.fma(
             acc,
             tl.broadcast_to(scale[:, None], (BLOCK_M, BLOCK_N)),
@@ -102,7 +104,7 @@ def residual_linear_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr, PART_FEATURES: tl.constexpr,
-    PRELOAD: tl.constexpr, PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
+    PRELOAD: tl.constexpr, IN_TURN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of the stream after the product: itself, times the next norm, squares summed."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -113,24 +115,26 @@ def residual_linear_kernel(
     mask = is_row[:, None] & is_column[None, :]
     rows64 = rows.to(tl.int64)
     w_rows = w_ptr + columns.to(tl.int64)[None, :] * FEATURES
-    if OVERLAP:
+    if OVERLAP == 1:
         tl.extra.cuda.gdc_launch_dependents()
     weights = early_weights(
         w_rows, is_column[None, :],
-        FEATURES, BLOCK_K, PARTS, PART_FEATURES, PRELOAD, PREFETCH,
+        FEATURES, BLOCK_K, PARTS, PART_FEATURES, PRELOAD,
     )  # fmt: skip
     norm = tl.load(norm_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
     residual = tl.load(
         residual_ptr + rows64[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0
     )
     acc = sum_products(
         x_ptr + rows64[:, None] * stride_xm, w_rows, weights,
         is_row[:, None], is_column[None, :],
-        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_FEATURES, STAGES, PRELOAD,
+        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_FEATURES, STAGES, PRELOAD, IN_TURN,
     )  # fmt: skip
     if HAS_BIAS:
         acc = acc + bias[None, :]
@@ -183,8 +187,9 @@ def launch_scaled_linear(
             element_bytes=x_MK.element_size(),
             arch=device_arch(x_MK.device),
         )
-    block_m = row_block(config, num_rows)
-    is_overlapping, options = overlap_options(x_MK.device, overlap)
+    block_m = row_block(num_columns, num_rows)
+    config = tile_for_rows(config, block_m)
+    overlapped, options = overlap_options(x_MK.device, overlap, config.overlap)
     scaled_linear_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
         x_MK,
         weight_NK,
@@ -195,16 +200,16 @@ def launch_scaled_linear(
         num_rows,
         HAS_BIAS=bias_N is not None,
         GATED=is_gated,
-        **scaled_constants(num_features),
+        **scale_constants(num_features),
         **tile_constants(
             num_columns,
             num_features,
             config,
             block_m,
             element_bytes=x_MK.element_size(),
-            is_overlapping=is_overlapping,
+            overlapped=overlapped,
         ),
-        num_warps=row_warps(config, block_m),
+        num_warps=config.num_warps,
         **options,
     )
     return out
@@ -238,8 +243,9 @@ def launch_residual_linear(
             arch=device_arch(x_MK.device),
         )
     assert config.block_n % square_tile(num_columns) == 0, "a program writes whole square tiles"
-    block_m = row_block(config, num_rows)
-    is_overlapping, options = overlap_options(x_MK.device, overlap)
+    block_m = row_block(num_columns, num_rows)
+    config = tile_for_rows(config, block_m)
+    overlapped, options = overlap_options(x_MK.device, overlap, config.overlap)
     residual_linear_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
         x_MK,
         weight_DK,
@@ -260,18 +266,12 @@ def launch_residual_linear(
             config,
             block_m,
             element_bytes=x_MK.element_size(),
-            is_overlapping=is_overlapping,
+            overlapped=overlapped,
         ),
-        num_warps=row_warps(config, block_m),
+        num_warps=config.num_warps,
         **options,
     )
     return stream
-
-
-def scaled_constants(num_features: int) -> dict[str, int]:
-    """Return the compile-time arguments that follow the width of the stream read."""
-    tiles = num_square_tiles(num_features)
-    return {"TILES": tiles, "BLOCK_T": power_of_two(tiles)}
 
 
 def residual_constants(num_columns: int) -> dict[str, int]:
@@ -286,12 +286,9 @@ def tile_constants(
     block_m: int,
     *,
     element_bytes: int,
-    is_overlapping: bool,
-) -> dict[str, int | bool]:
+    overlapped: int,
+) -> dict[str, int]:
     """Return the compile-time arguments that both products share."""
-    preload = preloads(config, block_m, num_features, element_bytes)
-    can_prefetch = is_overlapping and not preload and element_bytes == 2
-    whole_steps = min(num_features, PREFETCH_FEATURES) // config.block_k * config.block_k
     return {
         "COLUMNS": num_columns,
         "FEATURES": num_features,
@@ -301,7 +298,7 @@ def tile_constants(
         "STAGES": fitting_stages(config, block_m, element_bytes),
         "PARTS": config.parts,
         "PART_FEATURES": part_features(config, num_features),
-        "PRELOAD": preload,
-        "PREFETCH": whole_steps if can_prefetch and config.block_k >= 64 else 0,
-        "OVERLAP": is_overlapping,
+        "IN_TURN": block_m == PREFILL_BLOCK_M,
+        "PRELOAD": preloads(config, block_m, num_features, element_bytes),
+        "OVERLAP": overlapped,
     }

@@ -1,7 +1,7 @@
 """Head logits and the fused greedy choice on CUDA.
 
-The fused pass forms each logit with `gemm_tile` under the tile of `launch_head_logits`, keeps the
-best (logit, lowest id) of a vocabulary tile, and a second kernel picks among the tiles. Comparing
+The fused pass sums each logit over K in the steps of `launch_head_logits`, keeps the best
+(logit, lowest id) of a vocabulary tile, and a second kernel picks among the tiles. Comparing
 (logit, lowest id) is exact in any order, so only the logits' sums need pinning.
 
 Legend: M rows, D width, V head rows, T vocabulary tiles.
@@ -19,84 +19,63 @@ from runtime.kernels.cuda.device import (
     inner_contiguous,
     overlap_options,
 )
-from runtime.kernels.cuda.linear import gemm_tile, launch_linear
-from runtime.kernels.cuda.normed_rows import launch_weigh_rows, row_scale, sum_normed_rows
-from runtime.kernels.cuda.products import LINE_ELEMENTS, PREFETCH_FEATURES, prefetch_lines
+from runtime.kernels.cuda.linear import launch_linear
+from runtime.kernels.cuda.normed_rows import launch_row_scales
+from runtime.kernels.cuda.products import sum_products
+from runtime.kernels.cuda.stream import (
+    launch_enter_stream,
+    load_squares,
+    scale_constants,
+    stream_scale,
+)
 from runtime.kernels.gemm_table import GemmConfig, block_m_for, head_config
 from runtime.kernels.norm import RowNorm
+from runtime.kernels.tile_rules import Overlap
 
 PICK_BLOCK = 1024
-HEAD_NORM_ROWS = 16
-"""Most rows that the tiles of a choice norm themselves; bits do not depend on it."""
-
+_TILE_OVERLAP: Overlap = "started"
 _NO_ID = tl.constexpr(2147483647)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def head_tile_kernel(
-    x_ptr,
-    w_ptr,
-    norm_ptr,
-    scale_ptr,
-    best_ptr,
-    id_ptr,
-    eps,
-    mean_factor,
-    num_rows,
-    num_columns,
-    num_features,
-    num_tiles,
-    stride_xm,
-    stride_wn,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    NORMED: tl.constexpr,
-    SCALED: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x_ptr, w_ptr, squares_ptr, best_ptr, id_ptr, eps, num_rows, num_columns, num_tiles,
+    stride_xm, stride_wn,
+    FEATURES: tl.constexpr, PART_FEATURES: tl.constexpr, TILES: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    SCALED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Best (logit, lowest id) of one vocabulary tile for BLOCK_M rows, into [M, T].
 
-    NORMED rows are weighed here, SCALED ones come weighed with their scales.
+    SCALED rows are those of a stream, weighed; their scales come from its squares.
     """
-    row_start = tl.program_id(0) * BLOCK_M
     tile = tl.program_id(1)
-    column_start = tile * BLOCK_N
-    if OVERLAP:
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row = rows < num_rows
+    is_column = columns < num_columns
+    if OVERLAP == 1:
         tl.extra.cuda.gdc_launch_dependents()
-        if PREFETCH > 0:
-            columns = column_start + tl.arange(0, BLOCK_N)
-            w_rows = w_ptr + tl.minimum(columns, num_columns - 1).to(tl.int64)[None, :] * stride_wn
-            for k in range(0, PREFETCH, BLOCK_K):
-                lines = k + tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
-                prefetch_lines(w_rows + lines[:, None])
+    if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    rows = row_start + tl.arange(0, BLOCK_M)
-    columns = column_start + tl.arange(0, BLOCK_N)
-    if NORMED:
-        acc, squares = sum_normed_rows(
-            x_ptr + rows.to(tl.int64)[:, None] * stride_xm, norm_ptr,
-            w_ptr + columns.to(tl.int64)[None, :] * stride_wn,
-            (rows < num_rows)[:, None], (columns < num_columns)[None, :],
-            num_features, STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-        acc = acc * row_scale(squares, eps, mean_factor, BLOCK_M, BLOCK_K)[:, None]
-    else:
-        acc = gemm_tile(
-            x_ptr, w_ptr, stride_xm, stride_wn, row_start, column_start, 0, num_features,
-            num_rows, num_columns, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
     if SCALED:
-        acc = acc * tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0)[:, None]
-    is_candidate = (columns < num_columns)[None, :] & (acc == acc)
-    acc = tl.where(is_candidate, acc, float("-inf"))
+        squares = load_squares(squares_ptr, rows, is_row, TILES, BLOCK_T)
+    acc = sum_products(
+        x_ptr + rows.to(tl.int64)[:, None] * stride_xm,
+        w_ptr + columns.to(tl.int64)[None, :] * stride_wn,
+        (), is_row[:, None], is_column[None, :],
+        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, 1, PART_FEATURES, STAGES, False, False,
+    )  # fmt: skip
+    if SCALED:
+        acc = acc * stream_scale(squares, eps, FEATURES, BLOCK_M, BLOCK_T)[:, None]
+    acc = tl.where(is_column[None, :] & (acc == acc), acc, float("-inf"))
     best = tl.max(acc, axis=1)
     ids = tl.min(tl.where(acc == best[:, None], columns[None, :], _NO_ID), axis=1)
     out = rows.to(tl.int64) * num_tiles + tile
-    tl.store(best_ptr + out, best, mask=rows < num_rows)
-    tl.store(id_ptr + out, ids, mask=rows < num_rows)
+    tl.store(best_ptr + out, best, mask=is_row)
+    tl.store(id_ptr + out, ids, mask=is_row)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -137,7 +116,8 @@ def launch_head_logits(
     """Launch `head_logits`."""
     config, scale_M = _config(x_MD, weight_VD), None
     if norm is not None:
-        x_MD, scale_M = launch_weigh_rows(x_MD, norm, block_k=config.block_k)
+        entered = launch_enter_stream(x_MD, norm.weight_D)
+        x_MD, scale_M = entered.weighted_MD, launch_row_scales(entered, norm.eps)
     return launch_linear(x_MD, weight_VD, out_dtype=torch.float32, scale_M=scale_M, config=config)
 
 
@@ -151,7 +131,7 @@ def launch_head_argmax(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch `head_argmax`; `config` replaces the pinned tile while one is searched for.
 
-    The tiles of few rows norm them themselves; for more rows that is done once, ahead of them.
+    A norm is taken in ahead of the tiles: rows are weighed once, and tiles scale their sums.
     """
     x_MD, weight_VD = inner_contiguous(x_MD), inner_contiguous(weight_VD)
     num_rows, num_features = x_MD.shape
@@ -162,40 +142,38 @@ def launch_head_argmax(
         return ids_M, logit_M
     config = config or _config(x_MD, weight_VD)
     block_m = block_m_for(num_rows)
-    is_normed = norm is not None and num_rows <= HEAD_NORM_ROWS
-    scale_M = None
-    if norm is not None and not is_normed:
-        x_MD, scale_M = launch_weigh_rows(x_MD, norm, block_k=config.block_k, overlap=overlap)
+    squares_MT = None
+    if norm is not None:
+        entered = launch_enter_stream(x_MD, norm.weight_D, overlap=overlap)
+        x_MD, squares_MT = entered.weighted_MD, entered.squares_MT
     num_tiles = ceil_div(num_columns, config.block_n)
-    is_overlapping, options = overlap_options(x_MD.device, overlap)
     best_MT = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x_MD.device)
     ids_MT = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x_MD.device)
+    overlapped, options = overlap_options(x_MD.device, overlap, _TILE_OVERLAP)
     head_tile_kernel[(ceil_div(num_rows, block_m), num_tiles)](
         x_MD,
         weight_VD,
-        weight_VD if norm is None else norm.weight_D,
-        weight_VD if scale_M is None else scale_M,
+        weight_VD if squares_MT is None else squares_MT,
         best_MT,
         ids_MT,
         0.0 if norm is None else norm.eps,
-        1.0 / num_features,
         num_rows,
         num_columns,
-        num_features,
         num_tiles,
         x_MD.stride(0),
         weight_VD.stride(0),
         **head_constants(config, block_m),
+        **head_features(config, num_features),
+        **scale_constants(num_features),
         STAGES=config.num_stages,
-        NORMED=is_normed,
-        SCALED=scale_M is not None,
-        **overlap_constants(config, num_features, x_MD.element_size(), is_overlapping),
+        SCALED=norm is not None,
+        OVERLAP=overlapped,
         num_warps=config.num_warps,
-        num_stages=config.num_stages,
         **options,
     )
+    overlapped, options = overlap_options(x_MD.device, overlap)
     head_pick_kernel[(num_rows,)](
-        best_MT, ids_MT, ids_M, logit_M, num_tiles, BLOCK=PICK_BLOCK, OVERLAP=is_overlapping,
+        best_MT, ids_MT, ids_M, logit_M, num_tiles, BLOCK=PICK_BLOCK, OVERLAP=overlapped,
         num_warps=4, **options,
     )  # fmt: skip
     return ids_M, logit_M
@@ -207,13 +185,10 @@ def head_constants(config: GemmConfig, block_m: int) -> dict[str, int]:
     return {"BLOCK_M": block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
 
 
-def overlap_constants(
-    config: GemmConfig, num_features: int, element_bytes: int, is_overlapping: bool
-) -> dict[str, int | bool]:
-    """Return the compile-time arguments by which `head_tile_kernel` overlaps its predecessor."""
-    can_prefetch = is_overlapping and element_bytes == 2 and config.block_k >= 64
-    features = min(num_features, PREFETCH_FEATURES) // config.block_k * config.block_k
-    return {"PREFETCH": features if can_prefetch else 0, "OVERLAP": is_overlapping}
+def head_features(config: GemmConfig, num_features: int) -> dict[str, int]:
+    """Return the compile-time arguments of `head_tile_kernel` that follow D."""
+    whole_steps = ceil_div(num_features, config.block_k) * config.block_k
+    return {"FEATURES": num_features, "PART_FEATURES": whole_steps}
 
 
 def _config(x_MD: torch.Tensor, weight_VD: torch.Tensor) -> GemmConfig:

@@ -15,7 +15,8 @@ import triton.language as tl
 from runtime.kernels.cuda.device import ceil_div, device_arch, inner_contiguous
 from runtime.kernels.cuda.head import PICK_BLOCK, head_constants, head_pick_kernel
 from runtime.kernels.cuda.linear import gemm_steps
-from runtime.kernels.cuda.normed_rows import launch_weigh_rows
+from runtime.kernels.cuda.normed_rows import launch_row_scales
+from runtime.kernels.cuda.stream import launch_enter_stream
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, head_config
 from runtime.kernels.norm import RowNorm
 
@@ -93,7 +94,8 @@ def launch_head_rows_argmax(
     )
     scale_M = None
     if norm is not None:
-        x_MD, scale_M = launch_weigh_rows(x_MD, norm, block_k=config.block_k)
+        entered = launch_enter_stream(x_MD, norm.weight_D)
+        x_MD, scale_M = entered.weighted_MD, launch_row_scales(entered, norm.eps)
     num_tiles = ceil_div(num_named, config.block_n)
     best_MT = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x_MD.device)
     ids_MT = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x_MD.device)

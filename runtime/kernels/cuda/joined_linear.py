@@ -116,7 +116,7 @@ def launch_joined_linear(
         num_columns, width, element_bytes=element_bytes, arch=device_arch(rows.device)
     )
     block_m = block_m_for(num_rows)
-    is_overlapping, options = overlap_options(rows.device, overlap)
+    overlapped, options = overlap_options(rows.device, overlap)
     joined_linear_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
         rows,
         rows if first.ids_M is None else first.ids_M,
@@ -144,7 +144,7 @@ def launch_joined_linear(
             config,
             block_m,
             element_bytes=element_bytes,
-            is_overlapping=is_overlapping,
+            is_overlapping=overlapped > 0,
         ),
         num_warps=config.num_warps,
         **options,

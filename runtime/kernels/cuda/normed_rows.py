@@ -2,9 +2,10 @@
 
 Rows times the norm's weight go into the product, and the rows' scale comes after it.
 
-A row's squares are added step by step, one sum for each place in a step, and these sums are folded
-in a fixed tree. BLOCK_K is pinned, so a program with any number of rows, and the kernel that does
-this ahead of a product with many rows, make the same bits.
+A joined product does so itself: a row's squares are added step by step, one sum for each place in a
+step, and these sums are folded in a fixed tree. BLOCK_K is pinned, so a program with any number of
+rows makes the same bits. A head has too many programs for that: its rows enter a stream of their
+own, whose scales its programs take, or find here.
 
 Legend: M rows, D width.
 """
@@ -15,9 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.cuda.device import inner_contiguous, overlap_options
-from runtime.kernels.cuda.stream import fold_columns
-from runtime.kernels.norm import RowNorm
+from runtime.kernels.cuda.device import ceil_div
+from runtime.kernels.cuda.stream import fold_columns, load_squares, scale_constants, stream_scale
+from runtime.kernels.stream import Stream
+
+_SCALE_ROWS = 16  # of a program that computes scales
 
 
 @triton.jit
@@ -64,54 +67,30 @@ def sum_normed_rows(
     return acc, squares
 
 
-@triton.jit
-def weigh_rows_kernel(
-    x_ptr, norm_ptr, weighted_ptr, scale_ptr, eps, mean_factor, stride_xm,
-    WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+@triton.jit(do_not_specialize=["num_rows"])
+def row_scales_kernel(
+    squares_ptr, scale_ptr, eps, num_rows,
+    FEATURES: tl.constexpr, TILES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Weigh one row and compute its scale."""
-    row = tl.program_id(0).to(tl.int64)
-    steps = tl.arange(0, BLOCK_K)
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    squares = tl.zeros((1, BLOCK_K), dtype=tl.float32)
-    for k in range(0, WIDTH, BLOCK_K):
-        ks = (k + steps)[None, :]
-        x = tl.load(x_ptr + row * stride_xm + ks, mask=ks < WIDTH, other=0.0)
-        norm = tl.load(norm_ptr + ks, mask=ks < WIDTH, other=0.0)
-        squares = add_squares(squares, x)
-        tl.store(weighted_ptr + row * WIDTH + ks, weigh(x, norm), mask=ks < WIDTH)
-    scale = row_scale(squares, eps, mean_factor, 1, BLOCK_K)
-    tl.store(scale_ptr + row + tl.arange(0, 1), scale)
+    """Store the scales of BLOCK_M rows."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = rows < num_rows
+    squares = load_squares(squares_ptr, rows, is_row, TILES, BLOCK_T)
+    scale = stream_scale(squares, eps, FEATURES, BLOCK_M, BLOCK_T)
+    tl.store(scale_ptr + rows, scale, mask=is_row)
 
 
-def launch_weigh_rows(
-    x_MD: torch.Tensor, norm: RowNorm, *, block_k: int, overlap: bool | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (weighted rows [M, D], their scales, float32 [M]) for a product in steps of BLOCK_K.
+def launch_row_scales(stream: Stream, eps: float) -> torch.Tensor:
+    """Return 1 / root mean square of a stream's rows, float32 [M]: the bits that products use."""
+    num_rows, width = stream.residual_MD.shape
+    scale_M = torch.empty(num_rows, dtype=torch.float32, device=stream.residual_MD.device)
+    if num_rows > 0:
+        row_scales_kernel[(ceil_div(num_rows, _SCALE_ROWS),)](
+            stream.squares_MT, scale_M, eps, num_rows, **row_scale_constants(width), num_warps=4
+        )
+    return scale_M
 
-    The twin is `runtime.kernels.norm.weigh_rows_twin`.
-    """
-    x_MD = inner_contiguous(x_MD)
-    num_rows, width = x_MD.shape
-    weighted_MD = torch.empty((num_rows, width), dtype=x_MD.dtype, device=x_MD.device)
-    scale_M = torch.empty(num_rows, dtype=torch.float32, device=x_MD.device)
-    if num_rows == 0:
-        return weighted_MD, scale_M
-    is_overlapping, options = overlap_options(x_MD.device, overlap)
-    weigh_rows_kernel[(num_rows,)](
-        x_MD,
-        norm.weight_D,
-        weighted_MD,
-        scale_M,
-        norm.eps,
-        1.0 / width,
-        x_MD.stride(0),
-        WIDTH=width,
-        BLOCK_K=block_k,
-        OVERLAP=is_overlapping,
-        num_warps=1,
-        **options,
-    )
-    return weighted_MD, scale_M
+
+def row_scale_constants(width: int) -> dict[str, int]:
+    """Return the compile-time arguments of `row_scales_kernel`."""
+    return {"FEATURES": width, **scale_constants(width), "BLOCK_M": _SCALE_ROWS}

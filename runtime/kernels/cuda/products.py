@@ -52,9 +52,9 @@ def _load_rows(
 def early_weights(
     w_rows, is_column,
     FEATURES: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-    PART_FEATURES: tl.constexpr, PRELOAD: tl.constexpr, PREFETCH: tl.constexpr,
+    PART_FEATURES: tl.constexpr, PRELOAD: tl.constexpr,
 ):  # fmt: skip
-    """Load a program's weights whole, or bring them near; nothing here awaits other kernels."""
+    """Load a program's weights whole where PRELOAD; nothing here awaits other kernels."""
     weights = ()
     if PRELOAD:
         for step in tl.static_range(0, PART_FEATURES // BLOCK_K):
@@ -62,10 +62,6 @@ def early_weights(
                 w_rows, is_column, step * BLOCK_K, FEATURES, BLOCK_K, PARTS, PART_FEATURES, True
             )
             weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005  Triton cannot unpack
-    elif PREFETCH > 0:
-        lines = tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
-        for k in range(0, PREFETCH, BLOCK_K):
-            prefetch_lines(w_rows + (k + lines)[:, None])
     return weights
 
 
@@ -84,15 +80,74 @@ def _add_parts(acc, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
 
 
 @triton.jit
+def _sum_part(
+    x_rows, w_rows, is_row, is_column, PART: tl.constexpr,
+    FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PART_FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sum one part of K in steps of BLOCK_K; the last parts may have fewer steps, or none."""
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    end = min((PART + 1) * PART_FEATURES, FEATURES)
+    for k in tl.range(PART * PART_FEATURES, end, BLOCK_K, num_stages=STAGES):
+        x = _load_rows(x_rows, is_row, k, FEATURES, BLOCK_K, 1, PART_FEATURES, False)
+        w = _load_rows(w_rows, is_column, k, FEATURES, BLOCK_K, 1, PART_FEATURES, True)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def sum_parts_in_turn(
+    x_rows, w_rows, is_row, is_column,
+    FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, PART_FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sum the parts of K one after the other and add them as `_add_parts` does.
+
+    Many rows keep the multiprocessors busy without parts beside each other.
+    """
+    sums = _sum_part(
+        x_rows, w_rows, is_row, is_column, 0,
+        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PART_FEATURES, STAGES,
+    )  # fmt: skip
+    if PARTS >= 2:
+        sums += _sum_part(
+            x_rows, w_rows, is_row, is_column, 1,
+            FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PART_FEATURES, STAGES,
+        )  # fmt: skip
+    for pair in tl.static_range(2, PARTS, 2):
+        low = _sum_part(
+            x_rows, w_rows, is_row, is_column, pair,
+            FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PART_FEATURES, STAGES,
+        )  # fmt: skip
+        low += _sum_part(
+            x_rows, w_rows, is_row, is_column, pair + 1,
+            FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PART_FEATURES, STAGES,
+        )  # fmt: skip
+        if pair == 4:  # the second half of eight parts has a sum of its own
+            quarter = low
+        elif pair == 6:
+            sums += quarter + low
+        else:
+            sums += low
+    return sums
+
+
+@triton.jit
 def sum_products(
     x_rows, w_rows, weights, is_row, is_column,
     FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr, PART_FEATURES: tl.constexpr, STAGES: tl.constexpr, PRELOAD: tl.constexpr,
+    IN_TURN: tl.constexpr,
 ):  # fmt: skip
     """Sum x @ w.T over K in steps of BLOCK_K, in one accumulator for each part.
 
     Pointers and masks are [M, 1] for rows and [1, N] for weights, `weights` from `early_weights`.
     """
+    if IN_TURN:
+        return sum_parts_in_turn(
+            x_rows, w_rows, is_row, is_column, FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, PARTS,
+            PART_FEATURES, STAGES,
+        )  # fmt: skip
     if PARTS == 1:
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     else:

@@ -25,6 +25,10 @@ def fold_columns(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
     `tl.sum` would follow the layout, which follows BLOCK_M and the number of warps.
     """
+    if COLUMNS >= 2048:
+        x = _add_neighbours(x, ROWS, 1024)
+    if COLUMNS >= 1024:
+        x = _add_neighbours(x, ROWS, 512)
     if COLUMNS >= 512:
         x = _add_neighbours(x, ROWS, 256)
     if COLUMNS >= 256:
@@ -51,6 +55,27 @@ def fold_columns(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def rounded_square(x):
     """Square with a rounding of its own: a sum that contracts it would follow the layout."""
     return tl.fma(x, x, tl.zeros_like(x))
+
+
+@triton.jit
+def load_squares(squares_ptr, rows, is_row, TILES: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Load the squares [M, BLOCK_T] of the tiles of a stream's rows."""
+    tiles = tl.arange(0, BLOCK_T)
+    return tl.load(
+        squares_ptr + rows.to(tl.int64)[:, None] * TILES + tiles[None, :],
+        mask=is_row[:, None] & (tiles < TILES)[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
+def stream_scale(
+    squares, eps, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr
+):
+    """Return 1 / root mean square of rows from the squares of their tiles."""
+    total = fold_columns(squares, BLOCK_M, BLOCK_T)
+    # The contraction is written out, so that every kernel and tile shape makes the same one.
+    return tl.rsqrt(tl.fma(total, tl.full((BLOCK_M,), 1.0 / FEATURES, tl.float32), eps))
 
 
 @triton.jit
@@ -164,3 +189,9 @@ def stream_constants(width: int) -> dict[str, int]:
         "TILES": tiles,
         "BLOCK_T": power_of_two(tiles),
     }
+
+
+def scale_constants(num_features: int) -> dict[str, int]:
+    """Return the compile-time arguments of `stream_scale` that follow the width."""
+    tiles = num_square_tiles(num_features)
+    return {"TILES": tiles, "BLOCK_T": power_of_two(tiles)}
