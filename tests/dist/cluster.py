@@ -28,6 +28,7 @@ from tests.tiny import write_tiny_eagle3, write_tiny_target
 from tests.tiny_manifest import tiny_manifest, write_manifest
 
 START_LIMIT_S = 90
+LIMIT_S = 60
 CODES = {"SD860", "SD861", "SD863", "SD864", "SD866", "SD914", "SD915"}
 """How a request may end under kills, when it does not end well."""
 
@@ -311,3 +312,29 @@ def cluster(manifest: Path, directory: Path, *, silence_s: float) -> Iterator[Cl
         for item in started:
             item.kill()
         zygote.close()
+
+
+def hold(server: Server, moment: str) -> None:
+    """Let a server stop at its next such moment, until `release`."""
+    held_file(server).unlink(missing_ok=True)
+    server.kill_file.write_text(f"hold {moment}")
+
+
+def release(server: Server) -> None:
+    """Let a server go on."""
+    server.kill_file.unlink(missing_ok=True)
+
+
+def held_file(server: Server) -> Path:
+    return server.kill_file.with_suffix(".held")
+
+
+def wait_held(servers: list[Server]) -> int:
+    """Return which of the servers came to its moment."""
+    limit = time.monotonic() + LIMIT_S
+    while True:
+        for number, server in enumerate(servers):
+            if held_file(server).exists():
+                return number
+        assert time.monotonic() < limit, "no server came to its moment"
+        time.sleep(0.01)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_MS_REC, _MS_SLAVE = 1 << 14, 1 << 19
 
 
 @cache
@@ -40,10 +41,16 @@ def why_not() -> str | None:
 
 def enter(namespace: str) -> None:
     """Put the calling thread, and what it starts, into a namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
     with (Path("/run/netns") / namespace).open("rb") as handle:
-        if libc.setns(handle.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"namespace {namespace} cannot be entered")
+        _call("setns", handle.fileno(), _CLONE_NEWNET)
+
+
+def enter_with_devices(namespace: str) -> None:
+    """Put this process into a namespace and let it see that one's devices in /sys."""
+    enter(namespace)
+    _call("unshare", _CLONE_NEWNS)
+    _call("mount", b"none", b"/", None, _MS_SLAVE | _MS_REC, None)
+    _call("mount", namespace.encode(), b"/sys", b"sysfs", 0, None)
 
 
 def within(namespace: str | None, work: Callable[[], T]) -> T:
@@ -108,3 +115,10 @@ def star(num_others: int) -> Iterator[Star]:
 def _ip(*arguments: str) -> None:
     command: Sequence[str] = ["ip", *arguments]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments):
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")

@@ -11,12 +11,21 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.dist.cluster import Server, Zygote, prompts_and_answers, read_answer, write_pair
+from tests.dist.cluster import (
+    LIMIT_S,
+    Server,
+    Zygote,
+    hold,
+    prompts_and_answers,
+    read_answer,
+    release,
+    wait_held,
+    write_pair,
+)
 from tests.dist.namespaces import Star, star, why_not, within
 
 pytestmark = [
@@ -26,7 +35,6 @@ pytestmark = [
 ]
 PORT, LISTEN = 8000, 9000
 SILENCE_S = 1.5
-LIMIT_S = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,30 +73,6 @@ class Site:
             release(server)
         for number in range(2):
             self.star.join(number)
-
-
-def hold(server: Server, moment: str) -> None:
-    held_file(server).unlink(missing_ok=True)
-    server.kill_file.write_text(f"hold {moment}")
-
-
-def release(server: Server) -> None:
-    server.kill_file.unlink(missing_ok=True)
-
-
-def held_file(server: Server) -> Path:
-    return server.kill_file.with_suffix(".held")
-
-
-def wait_held(servers: list[Server]) -> int:
-    """Return which of the servers came to its moment."""
-    limit = time.monotonic() + LIMIT_S
-    while True:
-        for number, server in enumerate(servers):
-            if held_file(server).exists():
-                return number
-        assert time.monotonic() < limit, "no server came to its moment"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,12 @@ import runtime.server.route
 import runtime.server.start  # noqa: F401
 from runtime.disagg.frames import Prefill, Prefilled
 from runtime.disagg.listen import DecodePeers
-from runtime.disagg.memory import SharedLink
+from runtime.disagg.outbox import Passage
 from runtime.disagg.peers import PrefillPeers
 from runtime.engine.engine import Engine
 from runtime.engine.prefill_role import PrefillEngine
 from specctl.cli.app import main
-from tests.dist.namespaces import enter
+from tests.dist.namespaces import enter_with_devices
 
 MOMENTS = {"prefill": ("before", "during", "after"), "decode": ("before", "during", "after")}
 HOLD_POLL_S = 0.01
@@ -44,7 +44,7 @@ def serve() -> None:
         pid = os.fork()
         if pid == 0:
             if namespace:
-                enter(namespace)
+                enter_with_devices(namespace)
             become(Path(log), Path(kill_file), arguments)
         sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
@@ -97,14 +97,14 @@ def watch_moments(kill_file: Path) -> None:
 
         setattr(owner, name, wrapped)
 
-    def write(self: SharedLink, move: Any) -> None:
+    def write(self: Passage, move: Any) -> None:
         original_write(self, move)
         time.sleep(WRITE_S)
         if move.source_layer > 0:
             at("prefill during")
 
-    original_write = SharedLink.write
-    SharedLink.write = write  # type: ignore[method-assign]
+    original_write = Passage.write
+    Passage.write = write  # type: ignore[method-assign]
     before(PrefillEngine, "_begin", lambda *_: "prefill before")
     before(
         DecodePeers,
