@@ -25,6 +25,8 @@ class Limits:
         prefill_s: for a prefill, from asking to the last byte of KV.
         release_s: for a peer to say that it writes nothing more for an aborted request.
         fence_s: from the end of a connection until nothing of the peer is on its way.
+        linger_s: that a write which a peer has started may still arrive, should the network to it
+            come back; the carrier's own.
         max_tries: peers that may be lost under one request before it ends: a request that brings
             servers down must not bring down all of them.
     """
@@ -36,12 +38,13 @@ class Limits:
     prefill_s: float = 120.0
     release_s: float = 30.0
     fence_s: float = 0.5
+    linger_s: float = 0.0
     max_tries: int = 3
 
     def fence_after(self, *, may_write: bool) -> float:
         """Return how long blocks of a lost peer's requests stay untouched.
 
         Args:
-            may_write: the peer may live on; by itself it stops within `silence_s`.
+            may_write: the peer may live on; by itself it starts no write after `silence_s`.
         """
-        return self.fence_s + (self.silence_s if may_write else 0.0)
+        return self.fence_s + (self.silence_s + self.linger_s if may_write else 0.0)

@@ -28,6 +28,7 @@ class MemoryTransport:
     """Pools of one process; both sides hold the same object."""
 
     name = "memory"
+    linger_s = 0.0
 
     def __init__(self) -> None:
         """Know no pool."""
@@ -121,6 +122,7 @@ class SharedTransport:
     """Between processes of one machine that may map each other's pools."""
 
     name = "shared"
+    linger_s = 0.0
 
     def __init__(self) -> None:
         """Own no memory."""

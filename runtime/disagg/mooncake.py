@@ -1,7 +1,8 @@
 """The `mooncake` carrier: one-sided writes through Mooncake's transfer engine.
 
 *Source:* mooncake-transfer-engine 0.3.13 (`TransferEngine`): peer-to-peer handshake, no metadata
-server; a call returns 0 when all bytes are there, anything else is a failure.
+server; a call returns 0 when all bytes are there, anything else is a failure. On a dead network it
+returns after 30 s; bytes that were under way arrive when the network is back before that.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class MooncakeTransport:
     """One transfer engine for all pools and links of a process."""
 
     name = "mooncake"
+    linger_s = 30.0  # its connections end after that without progress
 
     def __init__(self, host: str = "127.0.0.1", *, protocol: str = "tcp") -> None:
         """Start an engine.

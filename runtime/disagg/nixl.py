@@ -7,6 +7,7 @@ so no listener of its own is opened. The receiver learns nothing of a write.
 from __future__ import annotations
 
 import importlib
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ class NixlTransport:
     """One NIXL agent for all pools and links of a process."""
 
     name = "nixl"
+    linger_s = 10.0
 
     def __init__(self) -> None:
         """Start an agent.
@@ -61,6 +63,9 @@ class NixlTransport:
         Raises:
             DiagnosticError: SD863, the package is not installed.
         """
+        # Without it bytes wait in a dead connection for as long as the system tries, a quarter of
+        # an hour, and arrive in blocks that have long had another use.
+        os.environ["UCX_TCP_USER_TIMEOUT"] = f"{self.linger_s:g}s"
         self._api = load_nixl()
         config = self._api.nixl_agent_config(backends=["UCX"])
         self._agent = self._api.nixl_agent(f"specctl-{uuid.uuid4().hex}", config)

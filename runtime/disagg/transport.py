@@ -87,6 +87,10 @@ class Transport(Protocol):
     def name(self) -> str:
         """`memory`, `shared`, `nixl`, `mooncake`."""
 
+    @property
+    def linger_s(self) -> float:
+        """How long a write that was started may still arrive when its sender is cut off."""
+
     def allocate(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from runtime.config import Overrides
 from runtime.disagg.carriers import make_transport
@@ -107,7 +108,7 @@ class DecodeRole:
             options.peers,
             hello=site.hello(),
             offer=Offer(addresses=addresses),
-            limits=options.limits,
+            limits=replace(options.limits, linger_s=transport.linger_s),
             on_state=_log_state("prefill"),
         )
         port = ToldPrefillPort(self.peers) if site.control.size > 1 else self.peers

@@ -15,7 +15,14 @@ from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import diagnose
 
 LIMITS = Limits(
-    silence_s=8, peer_wait_s=4, prefill_s=100, release_s=20, fence_s=1, max_tries=3, retry_s=1
+    silence_s=8,
+    peer_wait_s=4,
+    prefill_s=100,
+    release_s=20,
+    fence_s=1,
+    linger_s=2,
+    max_tries=3,
+    retry_s=1,
 )
 LOST = unreachable("a", "the connection ended")
 REFUSED = diagnose("SD860", where="handshake, draft", message="other drafts")
@@ -120,7 +127,7 @@ def test_a_refusal_ends_what_waits() -> None:
     assert code(bench.rooms.take()) == "SD860"
 
 
-@pytest.mark.parametrize(("may_write", "fence_s"), [(False, 1.0), (True, 9.0)])
+@pytest.mark.parametrize(("may_write", "fence_s"), [(False, 1.0), (True, 11.0)])
 def test_a_lost_peer_is_fenced_before_another_is_asked(may_write: bool, fence_s: float) -> None:
     bench = Bench()
     bench.up("a")
@@ -194,7 +201,7 @@ def test_an_abort_that_is_not_acknowledged_ends_the_line_and_waits_for_the_fence
     assert bench.after(20) == ()
     assert bench.rooms.take_unreleased() == ("a",)
     bench.down("a", may_write=True)
-    assert bench.after(8.9) == ()
+    assert bench.after(10.9) == ()
     assert bench.after(0.2) == (Released(request_id="r"),)
 
 
