@@ -29,6 +29,7 @@ from tests.tiny_manifest import tiny_manifest, write_manifest
 
 START_LIMIT_S = 90
 LIMIT_S = 60
+RETRY_S = 0.5
 CODES = {"SD860", "SD861", "SD863", "SD864", "SD866", "SD914", "SD915"}
 """How a request may end under kills, when it does not end well."""
 
@@ -191,8 +192,8 @@ class Cluster:
     def servers(self) -> list[Server]:
         return [*self.prefill, *self.decode]
 
-    def ask(self, number: int, prompt: list[int], expected: list[int], *, is_stream: bool) -> None:
-        """Send one request and note how it ended."""
+    def ask(self, number: int, prompt: list[int], expected: list[int], *, is_stream: bool) -> bool:
+        """Send one request and note how it ended; whether it ended well."""
         body = {"prompt": prompt, "max_tokens": len(expected), "return_token_ids": True}
         body |= {"stream": is_stream, "seed": number, "temperature": 0}
         answer = httpx.post(
@@ -207,6 +208,7 @@ class Cluster:
             self.outcomes["right"] += 1
         if not is_known:
             self.wrong.append(f"request {number}: {code} {ids} instead of {expected}")
+        return code is None
 
     def run(
         self,
@@ -230,7 +232,8 @@ class Cluster:
         def client(rng: random.Random) -> None:
             while (number := next(sent)) < len(work) or not done.is_set():
                 prompt, expected = work[number % len(work)]
-                self.ask(number, prompt, expected, is_stream=rng.random() < 0.5)
+                if not self.ask(number, prompt, expected, is_stream=rng.random() < 0.5):
+                    time.sleep(RETRY_S)  # as a client does; servers need time to come back
 
         with ThreadPoolExecutor(num_clients) as pool:
             clients = [
