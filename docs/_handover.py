@@ -40,18 +40,18 @@ LOST = f"""
 
 Both sides send a `beat` {BEATS_PER_SILENCE} times in `silence_s` when they have nothing else to
 say. A connection that ends, or on which nothing comes for `silence_s`, is lost. The blocks of its
-requests stay untouched for `fence_s`, and for `silence_s` and `linger_s` more where the peer may live
-on (it fell silent, or did not acknowledge an abort): a prefill server that hears nothing for
-`silence_s` starts no write any more, and one that stands on a dead network arrives within `linger_s`
-or not at all (30 with `mooncake`, 10 with `nixl`, 0 within a machine; it is the carrier's own, no
-setting). Then the request is asked of another peer. `silence_s` is part of the handshake.
+requests stay untouched for `fence_s`, and for `silence_s` and `linger_s` more where the peer may
+live on (it fell silent, or did not acknowledge an abort): a prefill server that hears nothing for
+`silence_s` starts no write any more, and one that stands on a dead network arrives within
+`linger_s` or not at all (30 with `mooncake`, 10 with `nixl`, 0 within a machine; the carrier's own,
+no setting). Then the request is asked of another peer. `silence_s` is part of the handshake.
 Of several ranks the first that is lost ends all: the others get `fence_s` to end by themselves,
 then their connections are cut, and they count as peers that may live on.
 
 What this does not cover: a machine between the two that ends a connection with a reset while the
-prefill server goes on writing past `fence_s`, a prefill server that is suspended in the middle of one
-write and resumed after the fence, and a `nixl` transfer that is given up after `--transfer-timeout-s`
-although its bytes still move.
+prefill server goes on writing past `fence_s`, a prefill server that is suspended in the middle of
+one write and resumed after the fence, and a `nixl` transfer that is given up after
+`--transfer-timeout-s` although its bytes still move.
 """
 
 
