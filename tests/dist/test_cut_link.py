@@ -100,7 +100,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 for n, listen in enumerate(listens)
             ]
             peers = ",".join(listens)
-            decode = server("decode", made.middle, "--role", "decode", "--peer", peers)
+            asks = ("--role", "decode", "--peer", peers, "--peer-wait-s", "1")
+            decode = server("decode", made.middle, *asks)
             site = Site(
                 star=made,
                 prefill=prefill,

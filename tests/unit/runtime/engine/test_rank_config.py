@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,22 @@ def test_a_draft_option_without_a_draft_has_no_effect(tmp_path: Path) -> None:
     config = resolve_config(manifest_of(tmp_path, FOUR), overrides, free_bytes=GIB)
     assert [item.code for item in config.diagnostics] == ["SD805"]
     assert config.draft_tensor_parallel == 1
+
+
+def test_how_long_ranks_wait_for_each_other(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, FOUR)
+    given = Overrides(device="cpu", rank_timeout_s=5)
+    alone = resolve_config(manifest, given, free_bytes=GIB)
+    assert [(item.code, item.where) for item in alone.diagnostics] == [
+        ("SD805", "--rank-timeout-s")
+    ]
+    two = resolve_config(manifest, replace(given, tensor_parallel=2), free_bytes=GIB)
+    assert (two.rank_timeout_s, two.origins["rank_timeout_s"]) == (5, "given")
+    plain = resolve_config(manifest, Overrides(device="cpu", pipeline_parallel=2), free_bytes=GIB)
+    assert (plain.rank_timeout_s, plain.origins["rank_timeout_s"]) == (120, "default")
+    assert refusal(manifest, tensor_parallel=2, rank_timeout_s=0.1) == [
+        "SD832 --rank-timeout-s 0.1"
+    ]
 
 
 def test_what_reads_a_whole_head_or_a_clock_is_refused(tmp_path: Path) -> None:
