@@ -97,8 +97,24 @@ class EarlySender:
         self._device = device
         self._items: queue.SimpleQueue[_Part | _End | None] = queue.SimpleQueue()
         self._failed: dict[int, Diagnostic] = {}
+        self._of_peers: dict[str, EarlySender] = {}
         self._thread = threading.Thread(target=self._serve, name="kv-sender", daemon=True)
         self._thread.start()
+
+    def of(self, peer: str) -> EarlySender:
+        """Return the sender for one peer, with a thread of its own.
+
+        A carrier may stand still for as long as its network does: that holds up no other peer.
+        """
+        if peer not in self._of_peers:
+            self._of_peers[peer] = EarlySender(self._device)
+        return self._of_peers[peer]
+
+    def leave(self, peer: str) -> None:
+        """End the thread of a peer whose transfers are over."""
+        sender = self._of_peers.pop(peer, None)
+        if sender is not None:
+            sender.close()
 
     def send(self, link: Link, moves: tuple[BlockMove, ...], *, ready: Ready) -> None:
         """Queue a part.
@@ -123,7 +139,9 @@ class EarlySender:
         return outcome
 
     def close(self) -> None:
-        """Write what was queued and end the thread."""
+        """Write what was queued and end every thread."""
+        for peer in tuple(self._of_peers):
+            self.leave(peer)
         self._items.put(None)
         self._thread.join()
 

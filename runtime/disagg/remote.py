@@ -150,6 +150,7 @@ class StageSender:
             self._open(order)
         elif isinstance(order, CloseWay):
             way = self._ways.pop(order.peer, None)
+            self._sender.leave(order.peer)
             for link in way.links.values() if isinstance(way, Route) else ():
                 link.close()
         elif isinstance(order, Begin):
@@ -178,7 +179,7 @@ class StageSender:
             return
         self._transfers[order.number] = Transfer(
             way,
-            sender=self._sender,
+            sender=self._sender.of(order.peer),
             pool=self._pool,
             first_block=order.first_block,
             destination_blocks=order.destination_blocks,

@@ -233,6 +233,7 @@ class PrefillEngine:
         for peer in sorted(self._left - in_use):
             self._left.discard(peer)
             way = self._ways.pop(peer, None)
+            self._sender.leave(peer)
             for link in () if way is None else way.links.values():
                 link.close()
             if self._parts.stages is not None:
@@ -262,7 +263,7 @@ class PrefillEngine:
             asked=asked,
             own=Transfer(
                 self._ways[peer],
-                sender=self._sender,
+                sender=self._sender.of(peer),
                 pool=self._parts.pool,
                 first_block=asked.first_position // self.engine.config.kv_block_size,
                 destination_blocks=asked.blocks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from runtime.disagg.listen import Left
 from runtime.disagg.memory import MemoryTransport
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.request import RequestInput
+from runtime.kv import KVLayer
 from tests.engine_harness import World, prompt_of, reference_ids
 from tests.fake_graph import make_agreeing_world
 from tests.pd_gate import Gate, GatedTransport
@@ -71,6 +73,40 @@ def test_two_busy_servers(world: World) -> None:
     assert_all_right(world, run(pair, [pair.decode, other]), asked)
     assert len(wire.answered) == len(pair.wire.answered) == 3
     pair.assert_nothing_is_held()
+    pair.close()
+
+
+class FirstGated(GatedTransport):
+    """Only writes to the pool that was offered first wait."""
+
+    def connect(self, address: bytes, layers: Sequence[KVLayer]) -> Any:
+        if address == b"0":
+            return super().connect(address, layers)
+        return MemoryTransport.connect(self, address, layers)
+
+
+def test_a_carrier_that_stands_still_holds_up_no_other_server(world: World) -> None:
+    """As on a network that is cut: a write returns after half a minute, if at all."""
+    gate = Gate()
+    transport = FirstGated(gate)
+    pair = make_pair(world, transport=transport, **EAGLE3)
+    other, _ = second_decode(world, pair, transport)
+    stuck, asked = request_for("a", prompt_of(1, 20)), request_for("b", prompt_of(2, 17))
+    pair.decode.add_request(stuck)
+    for _ in range(4):
+        pair.prefill.step()
+        pair.decode.step()
+    other.add_request(asked)
+    ids: list[int] = []
+    for _ in range(3000):
+        pair.prefill.step()
+        ids += [token for delta in other.step() for token in delta.ids_target]
+        if not other.has_work:
+            break
+    assert tuple(ids) == reference_ids(world, asked)
+    assert gate.writes == 0
+    gate.is_open.set()
+    assert_all_right(world, run(pair, [pair.decode, other]), [stuck])
     pair.close()
 
 
