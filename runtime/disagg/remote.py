@@ -84,6 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+_REPORT_POLL_S = 0.001
 _ORDERS = msgspec.msgpack.Decoder(StageOrder)
 
 
@@ -204,13 +205,30 @@ class StageSender:
         self._ending.put((order.number, transfer))
 
     def _report_all(self) -> None:
-        while (item := self._ending.get()) is not None:
-            number, transfer = item
-            while not transfer.wait(1.0):  # the sender sets every outcome
-                pass
-            self._report(
-                number, Report(num_kv_bytes=transfer.num_kv_bytes, problem=transfer.problem)
-            )
+        waiting: dict[int, Transfer] = {}
+        while self._take_ending(waiting):
+            next(iter(waiting.values())).wait(_REPORT_POLL_S)
+            self._report_over(waiting)
+        for transfer in waiting.values():  # the sender was closed: it has set every outcome
+            transfer.wait(_REPORT_POLL_S)
+        self._report_over(waiting)
+
+    def _take_ending(self, waiting: dict[int, Transfer]) -> bool:
+        """Add transfers that end, waiting for one where there is none; False: no more will come."""
+        while True:
+            try:
+                item = self._ending.get(block=not waiting)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            waiting[item[0]] = item[1]
+
+    def _report_over(self, waiting: dict[int, Transfer]) -> None:
+        """Report transfers as they are over: one that stands still holds up no other."""
+        for number in [number for number, transfer in waiting.items() if transfer.is_over]:
+            over = waiting.pop(number)
+            self._report(number, Report(num_kv_bytes=over.num_kv_bytes, problem=over.problem))
 
     def _report(self, number: int, report: Report) -> None:
         self._board.post(report_key(self._rank, number), msgspec.json.encode(report).decode())
