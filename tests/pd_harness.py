@@ -16,6 +16,7 @@ from runtime.disagg.frames import Frame, Offer, Prefill
 from runtime.disagg.handshake import Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
+from runtime.disagg.outbox import pool_block_bytes
 from runtime.disagg.routes import Routes
 from runtime.disagg.transport import Transport
 from runtime.engine.caches import Caches, make_caches
@@ -269,7 +270,12 @@ def make_pair(
     wire.to_prefill.append(Arrived(peer=DECODE, theirs=hello, offer=offer))
     return Pair(
         prefill=engine,
-        decode=DecodeEngine(decode, port=DecodeEnd(wire), name="d0"),
+        decode=DecodeEngine(
+            decode,
+            port=DecodeEnd(wire),
+            name="d0",
+            block_bytes=pool_block_bytes(received.pool.layers),
+        ),
         wire=wire,
         caches={"prefill": sent_from, "decode": received},
         config=config,
@@ -320,4 +326,6 @@ def second_decode(
     hello = Hello(protocol=1, role="decode", facts={}, layout=layout, transport=transport.name)
     offer = Offer(addresses=[transport.receive_into(caches.pool.layers).address])
     wire.to_prefill.append(Arrived(peer=name, theirs=hello, offer=offer))
-    return DecodeEngine(engine, port=DecodeEnd(wire, name), name=name), wire
+    block_bytes = pool_block_bytes(caches.pool.layers)
+    end = DecodeEnd(wire, name)
+    return DecodeEngine(engine, port=end, name=name, block_bytes=block_bytes), wire

@@ -18,7 +18,7 @@ from runtime.disagg.frames import Frame, Offer, Prefilled
 from runtime.disagg.handshake import Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
-from runtime.disagg.outbox import Route
+from runtime.disagg.outbox import Route, pool_block_bytes
 from runtime.disagg.remote import OpenWay, StageOutlet, StageSender
 from runtime.disagg.routes import Routes, side_of
 from runtime.engine.caches import Caches, make_caches
@@ -211,8 +211,9 @@ class System:
         port = AskingPort()
         engine = build_engine(models, self.config, caches=caches)
         address = self.transport.receive_into(caches.pool.layers).address
+        block_bytes = [ranks.size * size for size in pool_block_bytes(caches.pool.layers)]
         return DecodeRank(
-            engine=DecodeEngine(engine, port=port, name="d"),
+            engine=DecodeEngine(engine, port=port, name="d", block_bytes=block_bytes),
             port=port,
             caches=caches,
             address=address,

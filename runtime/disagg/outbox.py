@@ -222,3 +222,8 @@ def wire_bytes(
     """
     num_blocks = -(-(num_positions - first_position) // kv_block_size)
     return num_blocks * sum(block_bytes)
+
+
+def pool_block_bytes(pool: Sequence[KVLayer]) -> tuple[int, ...]:
+    """Return the bytes of a block of each layer of a rank's pool, keys and values."""
+    return tuple(2 * layer.k[0].numel() * layer.k.dtype.itemsize for layer in pool)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -22,6 +23,7 @@ from runtime.disagg.frames import (
     Released,
     unpack_tensor,
 )
+from runtime.disagg.outbox import wire_bytes
 from runtime.disagg.ports import PrefillPort
 from runtime.engine.admission import refuse_masks
 from runtime.engine.engine import Engine
@@ -38,14 +40,18 @@ WAIT_S = 0.002
 class DecodeEngine:
     """An `EnginePort` whose prefills run on other servers."""
 
-    def __init__(self, engine: Engine, *, port: PrefillPort, name: str) -> None:
+    def __init__(
+        self, engine: Engine, *, port: PrefillPort, name: str, block_bytes: Sequence[int]
+    ) -> None:
         """Start without requests.
 
         Args:
             engine: runs the rounds; nobody else gives it requests.
             port: to the prefill servers.
             name: begins the names of this server's requests; no two servers share it.
+            block_bytes: of a block of each layer, on all ranks of this server together.
         """
+        self._block_bytes = tuple(block_bytes)
         self.engine = engine
         self._port = port
         self._name = name
@@ -147,6 +153,15 @@ class DecodeEngine:
         found = {describe(name, value) for name, value in state.items()}
         if found != expected:
             return [self.engine.fail(request_id, _other_state(request_id, expected, found))]
+        expected_bytes = wire_bytes(
+            request.num_prompt_tokens,
+            first_position=request.placed.table.num_cached_tokens,
+            kv_block_size=self.engine.config.kv_block_size,
+            block_bytes=self._block_bytes,
+        )
+        if frame.num_kv_bytes != expected_bytes:
+            problem = _other_bytes(request_id, expected_bytes, frame.num_kv_bytes)
+            return [self.engine.fail(request_id, problem)]
         received = None
         if frame.draft_ids_target:
             probs = frame.draft_probs
@@ -204,6 +219,16 @@ def replace_place(problem: Diagnostic, request_id: str) -> Diagnostic:
     if not problem.where.startswith("request="):
         return problem
     return msgspec.structs.replace(problem, where=f"request={request_id}")
+
+
+def _other_bytes(request_id: str, expected: int, found: int) -> Diagnostic:
+    return diagnose(
+        "SD872",
+        where=f"request={request_id}",
+        message="the ranks of the prefill server wrote another number of bytes than the KV has",
+        expected=expected,
+        found=found,
+    )
 
 
 def _other_state(request_id: str, expected: set[str], found: set[str]) -> Diagnostic:

@@ -8,7 +8,6 @@ from runtime.disagg.agreement import Ended
 from runtime.disagg.frames import Failed, Prefill, Prefilled, Released
 from runtime.disagg.outbox import Transfer
 from runtime.disagg.remote import StageTransfer
-from specctl.contract.diagnostics import Diagnostic
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,11 +46,6 @@ class PrefillJob:
             problem=self.own.problem or self.before.problem,
             num_kv_bytes=self.own.num_kv_bytes + self.before.num_kv_bytes,
         )
-
-    @property
-    def problem(self) -> Diagnostic | None:
-        """Why some of its KV did not arrive."""
-        return self.ended.problem
 
     def end(self, timeout_s: float) -> None:
         """Send nothing more."""

@@ -21,7 +21,7 @@ from runtime.disagg.early import EarlySender
 from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout, rank_facts, shared_facts
 from runtime.disagg.limits import Limits
 from runtime.disagg.listen import Arrived, DecodePeers, listen_at
-from runtime.disagg.outbox import Route
+from runtime.disagg.outbox import Route, pool_block_bytes
 from runtime.disagg.ports import DecodePort
 from runtime.disagg.remote import StageOutlet, no_line
 from runtime.disagg.role_plan import RankCard, RolePlan, card_key, compare_cards
@@ -83,6 +83,15 @@ class RoleSite:
         draft = [layer.k.shape[1] * split for layer in layers[count:]]
         num_before = sum(self.layout.stage_layers) - count
         return (*[self.manifest.target.decoder.num_kv_heads] * num_before, *target, *draft)
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of a block of each layer on all ranks: what is whole on each counts for each."""
+        found = pool_block_bytes(self.caches.pool.layers)
+        num_before = sum(self.layout.stage_layers) - self.caches.num_target_layers
+        return tuple(
+            self.layout.tensor_parallel * size for size in (*found[:1] * num_before, *found)
+        )
 
     def facts(self) -> dict[str, str]:
         """Return what both sides must have alike."""
@@ -322,7 +331,9 @@ def follow_role(site: RoleSite) -> RoleRank:
         receiver = site.transport.receive_into(layers)
         publish_card(site.groups, RankCard(facts=site.facts(), address=receiver.address))
         asking = ToldPrefillPort()
-        decode = DecodeEngine(site.engine, port=asking, name=site.plan.server)
+        decode = DecodeEngine(
+            site.engine, port=asking, name=site.plan.server, block_bytes=site.block_bytes
+        )
         return RoleRank(decode, asking, close=receiver.close)
     peers, listen = rank_listener(site.plan, site.layout, site.facts(), site.groups)
     sender = EarlySender(site.config.device)

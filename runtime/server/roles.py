@@ -112,7 +112,9 @@ class DecodeRole:
             on_state=_log_state("prefill"),
         )
         port = ToldPrefillPort(self.peers) if site.control.size > 1 else self.peers
-        engine = DecodeEngine(site.engine, port=port, name=plan.server)
+        engine = DecodeEngine(
+            site.engine, port=port, name=plan.server, block_bytes=site.block_bytes
+        )
         self.engine = _over_ranks(llm, engine, port, on_lost=self.peers.stop)
         self._handover = site.engine.handover
 

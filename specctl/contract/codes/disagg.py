@@ -130,4 +130,16 @@ CODES: tuple[Code, ...] = (
         ),
         fix="Run all ranks of a server on the same GPU architecture and version",
     ),
+    Code(
+        code="SD872",
+        slug="kv-incomplete",
+        severity="error",
+        summary="The KV that arrived for a prompt has another size than the blocks that wait.",
+        why=(
+            "Every rank of a prefill server writes its part. With one part missing, or a layer "
+            "sent twice, decoding would attend to what the blocks held before, and the text would "
+            "be wrong without any other sign."
+        ),
+        fix="Run both servers with the same version; where they have it, report this as an error",
+    ),
 )

@@ -155,3 +155,22 @@ def test_c065_a_prefill_without_the_draft_is_noticed(world: World, pairs: list[P
     assert delta.error is not None
     assert delta.error.code in {"SD867", "SD862"}
     pair.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("share", [0, 1, 4])
+def test_kv_of_another_size_is_no_kv(world: World, pairs: list[Pair], share: int) -> None:
+    """A rank that wrote nothing, or twice: the request ends, and its blocks are free."""
+    pair = make_pair(world, **EAGLE3)
+    pairs.append(pair)
+
+    def change(frame: Frame) -> Frame:
+        if not isinstance(frame, Prefilled):
+            return frame
+        return msgspec.structs.replace(frame, num_kv_bytes=frame.num_kv_bytes * share // 2)
+
+    pair.wire.change = change
+    pair.decode.add_request(request_for("a", prompt_of(1, 9)))
+    (delta,) = finish(pair)
+    assert delta.error is not None
+    assert (delta.error.code, delta.error.where) == ("SD872", "request=a")
+    pair.assert_nothing_is_held()

@@ -28,7 +28,7 @@ class Untouched:
     "engine",
     [
         LockstepLeader(Untouched(), Untouched(), 0, threading.Lock()),  # type: ignore[arg-type]
-        DecodeEngine(Untouched(), port=Untouched(), name="d"),  # type: ignore[arg-type]
+        DecodeEngine(Untouched(), port=Untouched(), name="d", block_bytes=()),  # type: ignore[arg-type]
     ],
     ids=["ranks", "decode server"],
 )
