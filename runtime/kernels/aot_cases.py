@@ -192,13 +192,16 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             "SINGLE": is_single,
             "OVERLAP": 2 * (is_fused and arch >= 90),
         }
-        yield _case(
+        case = _case(
             attention.attention_segment_kernel,
             dtype,
             {**constants, "TILED": is_tiled, **flags},
             num_warps=attention.SEGMENT_WARPS,
             is_hot=dtype != "fp32",
         )
+        yield case
+        if is_fused and not is_single:  # spills a little, and wins where programs are many
+            yield replace(case, num_warps=attention.CROWDED_WARPS, is_hot=False)
 
 
 def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:

@@ -20,23 +20,24 @@ import triton
 import triton.language as tl
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
-from runtime.kernels.cuda.attention_steps import (
-    attend_keys,
-    join_segments,
-    key_places,
-    load_keys,
-    store_new_keys,
+from runtime.kernels.cuda.attention_steps import attend_segment, join_segments
+from runtime.kernels.cuda.device import (
+    ceil_div,
+    device_arch,
+    inner_contiguous,
+    overlap_options,
+    power_of_two,
 )
-from runtime.kernels.cuda.device import ceil_div, inner_contiguous, overlap_options, power_of_two
-from runtime.kernels.cuda.norm import norm_heads
-from runtime.kernels.cuda.rope import rotate_high, rotate_low
 from runtime.kernels.gemm_table import attention_tile
 from runtime.kernels.norm import HeadNorms
 from runtime.kernels.rows import SEGMENT
-from runtime.kernels.tile_rules import Overlap
+from runtime.kernels.tile_rules import Overlap, num_sms
 from runtime.kv import KVLayer
 
 SEGMENT_WARPS = 8
+CROWDED_WARPS = 4
+"""Of a program where there are more programs than multiprocessors: two of them share one."""
+
 SEGMENT_OVERLAP: Overlap = "started"
 _PARTIAL_BYTES = 1 << 28
 _NO_WINDOW = 1 << 30  # keys; no position leaves it, so both cases share one binary
@@ -57,99 +58,6 @@ def _program_rows(
         num_rows = tl.load(tiles_ptr + 2 * group + 1)
     part = (tile % PARTS * PART_ROWS).to(tl.int32)
     return first_row, part, tl.minimum(num_rows, part + PART_ROWS)
-
-
-@triton.jit
-def _attend_segment(
-    q_rows, q_mask, q_angles, k_rows, v_rows, k_mask, k_angles, new_slots,
-    k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, first_new_key, limits, first_keys,
-    kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    WHOLE: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Run the online softmax over begin..end; return maximum, total and values of each row.
-
-    Where one step holds a segment (WHOLE), its older keys are on their way before the wait.
-    """
-    HALF: tl.constexpr = HEAD_DIM // 2
-    k_low = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
-    k_high = k_low
-    v = tl.zeros((TILE, BLOCK_P), dtype=v_pool_ptr.dtype.element_ty)
-    keys = begin + tl.arange(0, TILE)
-    is_key = (keys < end) & (keys >= least_key)
-    places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
-    if WHOLE:
-        k_low, k_high, v = load_keys(
-            k_pool_ptr, v_pool_ptr, places, is_key & (keys < first_new_key), k_low, k_high, v,
-            HEAD_DIM, BLOCK_HALF, BLOCK_P,
-        )  # fmt: skip
-    if FUSED:
-        q_cos = tl.load(q_angles, mask=q_mask, other=0.0)
-        q_sin = tl.load(q_angles + HALF, mask=q_mask, other=0.0)
-        k_cos = tl.load(k_angles, mask=k_mask, other=0.0)
-        k_sin = tl.load(k_angles + HALF, mask=k_mask, other=0.0)
-    if NORMED:
-        lanes = tl.arange(0, BLOCK_HALF)[None, :]
-        q_weight = tl.load(q_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
-        q_weight_high = tl.load(q_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
-        k_weight = tl.load(k_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
-        k_weight_high = tl.load(k_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if FUSED:  # issued before the queries, which pass through shared memory at once
-        new_low = tl.load(k_rows, mask=k_mask, other=0.0)
-        new_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
-        v_low = tl.load(v_rows, mask=k_mask, other=0.0)
-        v_high = tl.load(v_rows + HALF, mask=k_mask, other=0.0)
-    q_low = tl.load(q_rows, mask=q_mask, other=0.0)
-    q_high = tl.load(q_rows + HALF, mask=q_mask, other=0.0)
-    if NORMED:
-        new_low, new_high = norm_heads(
-            new_low, new_high, k_weight, k_weight_high, norm_eps, BLOCK_W, BLOCK_HALF, HEAD_DIM
-        )
-        q_low, q_high = norm_heads(
-            q_low, q_high, q_weight, q_weight_high, norm_eps, BLOCK_M, BLOCK_HALF, HEAD_DIM
-        )
-    if FUSED:
-        store_new_keys(
-            new_low, new_high, v_low, v_high, k_cos, k_sin, k_pool_ptr, v_pool_ptr, new_slots,
-            k_mask, kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, BLOCK_HALF,
-        )  # fmt: skip
-        first, second = q_low.to(tl.float32), q_high.to(tl.float32)
-        q_low = rotate_low(first, second, q_cos, q_sin).to(q_low.dtype)
-        q_high = rotate_high(first, second, q_cos, q_sin).to(q_high.dtype)
-        tl.debug_barrier()  # the program reads back the keys that its threads stored
-    maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
-    values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
-    if WHOLE:
-        if FUSED:
-            k_low, k_high, v = load_keys(
-                k_pool_ptr, v_pool_ptr, places, is_key & (keys >= first_new_key), k_low, k_high, v,
-                HEAD_DIM, BLOCK_HALF, BLOCK_P,
-            )  # fmt: skip
-        maximum, total, values = attend_keys(
-            maximum, total, values, q_low, q_high, k_low, k_high, v, keys, limits, first_keys,
-            scale_log2, TILE,
-        )  # fmt: skip
-    else:
-        for step in tl.range(begin, end, TILE, num_stages=1):
-            keys = step + tl.arange(0, TILE)
-            is_key = (keys < end) & (keys >= least_key)
-            places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
-            k_step, k_step_high, v_step = load_keys(
-                k_pool_ptr, v_pool_ptr, places, is_key, k_low, k_high, v,
-                HEAD_DIM, BLOCK_HALF, BLOCK_P,
-            )  # fmt: skip
-            maximum, total, values = attend_keys(
-                maximum, total, values, q_low, q_high, k_step, k_step_high, v_step, keys, limits,
-                first_keys, scale_log2, TILE,
-            )  # fmt: skip
-    return maximum, tl.max(total, axis=1), values
 
 
 @triton.jit(do_not_specialize=["tile_start", "num_segments", "window", "stride_table"])
@@ -201,7 +109,7 @@ def attention_segment_kernel(
         new_rows = first_row + offsets
         new_keys = tl.load(positions_ptr + new_rows, mask=offsets < WIDTH, other=2147483647)
         is_mine = (offsets < WIDTH) & (new_keys // SEGMENT_KEYS == segment)
-        maximum, total, values = _attend_segment(
+        maximum, total, values = attend_segment(
             q_ptr + rows[:, None] * stride_qm + heads[:, None] * stride_qh + lanes,
             is_row[:, None] & (lanes < HEAD_DIM // 2),
             cos_sin_ptr + positions[:, None] * HEAD_DIM + lanes,
@@ -351,7 +259,7 @@ def _launch_tiles(
         NORMED=norms is not None,
         SINGLE=is_single,
         OVERLAP=overlapped,
-        num_warps=SEGMENT_WARPS,
+        num_warps=segment_warps(q_MHP.device, num_tiles * num_kv_heads * num_segments),
         **options,
     )
 
@@ -362,6 +270,11 @@ def _arrivals(batch: PreparedBatch, count: int) -> torch.Tensor:
     if counters is not None and counters.shape[0] >= count:
         return counters
     return torch.zeros(count, dtype=torch.int32, device=batch.positions_N.device)
+
+
+def segment_warps(device: torch.device, num_programs: int) -> int:
+    """Return the warps of a program; bits do not depend on them."""
+    return CROWDED_WARPS if num_programs > num_sms(device_arch(device)) else SEGMENT_WARPS
 
 
 def segment_constants(
@@ -377,7 +290,8 @@ def segment_constants(
     `width` is the rows of each request of a dense batch, or the most rows of a row tile.
     """
     group = num_heads // num_kv_heads
-    packed = _MOST_PACKED if head_dim <= 64 else _MOST_PACKED // 2  # registers hold no more
+    is_narrow = head_dim <= 64 and width >= ROW_TILE_ROWS  # the new keys of a verify take registers
+    packed = _MOST_PACKED if is_narrow else _MOST_PACKED // 2
     packed = packed if element_bytes == 2 else _MOST_PACKED // 4
     part_rows = min(width, max(1, packed // group))
     return {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from runtime.kernels.cuda.norm import norm_heads
 from runtime.kernels.cuda.rope import rotate_high, rotate_low
 
 
@@ -98,6 +99,99 @@ def attend_keys(
     total = tl.dot(weights, ones, total * keep, input_precision="ieee")
     values = _weigh_values(weights, values * keep, v, sees)
     return new_maximum, total, values
+
+
+@triton.jit
+def attend_segment(
+    q_rows, q_mask, q_angles, k_rows, v_rows, k_mask, k_angles, new_slots,
+    k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, first_new_key, limits, first_keys,
+    kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
+    WHOLE: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Run the online softmax over begin..end; return maximum, total and values of each row.
+
+    Where one step holds a segment (WHOLE), its older keys are on their way before the wait.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    k_low = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
+    k_high = k_low
+    v = tl.zeros((TILE, BLOCK_P), dtype=v_pool_ptr.dtype.element_ty)
+    keys = begin + tl.arange(0, TILE)
+    is_key = (keys < end) & (keys >= least_key)
+    places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
+    if WHOLE:
+        k_low, k_high, v = load_keys(
+            k_pool_ptr, v_pool_ptr, places, is_key & (keys < first_new_key), k_low, k_high, v,
+            HEAD_DIM, BLOCK_HALF, BLOCK_P,
+        )  # fmt: skip
+    if FUSED:
+        q_cos = tl.load(q_angles, mask=q_mask, other=0.0)
+        q_sin = tl.load(q_angles + HALF, mask=q_mask, other=0.0)
+        k_cos = tl.load(k_angles, mask=k_mask, other=0.0)
+        k_sin = tl.load(k_angles + HALF, mask=k_mask, other=0.0)
+    if NORMED:
+        lanes = tl.arange(0, BLOCK_HALF)[None, :]
+        q_weight = tl.load(q_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
+        q_weight_high = tl.load(q_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
+        k_weight = tl.load(k_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
+        k_weight_high = tl.load(k_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if FUSED:  # issued before the queries, which pass through shared memory at once
+        new_low = tl.load(k_rows, mask=k_mask, other=0.0)
+        new_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
+        v_low = tl.load(v_rows, mask=k_mask, other=0.0)
+        v_high = tl.load(v_rows + HALF, mask=k_mask, other=0.0)
+    q_low = tl.load(q_rows, mask=q_mask, other=0.0)
+    q_high = tl.load(q_rows + HALF, mask=q_mask, other=0.0)
+    if NORMED:
+        new_low, new_high = norm_heads(
+            new_low, new_high, k_weight, k_weight_high, norm_eps, BLOCK_W, BLOCK_HALF, HEAD_DIM
+        )
+        q_low, q_high = norm_heads(
+            q_low, q_high, q_weight, q_weight_high, norm_eps, BLOCK_M, BLOCK_HALF, HEAD_DIM
+        )
+    if FUSED:
+        store_new_keys(
+            new_low, new_high, v_low, v_high, k_cos, k_sin, k_pool_ptr, v_pool_ptr, new_slots,
+            k_mask, kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, BLOCK_HALF,
+        )  # fmt: skip
+        first, second = q_low.to(tl.float32), q_high.to(tl.float32)
+        q_low = rotate_low(first, second, q_cos, q_sin).to(q_low.dtype)
+        q_high = rotate_high(first, second, q_cos, q_sin).to(q_high.dtype)
+        tl.debug_barrier()  # the program reads back the keys that its threads stored
+    maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
+    values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
+    if WHOLE:
+        if FUSED:
+            k_low, k_high, v = load_keys(
+                k_pool_ptr, v_pool_ptr, places, is_key & (keys >= first_new_key), k_low, k_high, v,
+                HEAD_DIM, BLOCK_HALF, BLOCK_P,
+            )  # fmt: skip
+        maximum, total, values = attend_keys(
+            maximum, total, values, q_low, q_high, k_low, k_high, v, keys, limits, first_keys,
+            scale_log2, TILE,
+        )  # fmt: skip
+    else:
+        for step in tl.range(begin, end, TILE, num_stages=1):
+            keys = step + tl.arange(0, TILE)
+            is_key = (keys < end) & (keys >= least_key)
+            places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
+            k_step, k_step_high, v_step = load_keys(
+                k_pool_ptr, v_pool_ptr, places, is_key, k_low, k_high, v,
+                HEAD_DIM, BLOCK_HALF, BLOCK_P,
+            )  # fmt: skip
+            maximum, total, values = attend_keys(
+                maximum, total, values, q_low, q_high, k_step, k_step_high, v_step, keys, limits,
+                first_keys, scale_log2, TILE,
+            )  # fmt: skip
+    return maximum, tl.max(total, axis=1), values
 
 
 @triton.jit
