@@ -387,6 +387,7 @@ class Served:
                 assert other.num_kv_bytes == first.num_kv_bytes
                 assert other.committed_target == first.committed_target
                 assert other.state == first.state
+                assert other.draft_ids_target == first.draft_ids_target
             found.append(first)
         return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.disagg.frames import Failed, Prefill
+from runtime.disagg.frames import Failed, Prefill, Prefilled
 from runtime.disagg.handshake import Layout
 from runtime.disagg.outbox import wire_bytes
 from runtime.disagg.reshard import plan_moves
@@ -193,6 +193,17 @@ def test_c073_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     assert isinstance(frame, Failed)
     assert (frame.problem.code, frame.problem.found) == ("SD862", "3")
     assert not any(layer.k.any() for layer in served.decoding[0].caches.pool.layers)
+
+
+def test_drafts_of_sampled_requests_are_the_same_on_all_ranks(tmp_path: Path) -> None:
+    """In rejection mode the prefill side makes the first drafts, on all ranks of its last stage."""
+    overrides = replace(SMALL, verification="rejection")
+    served = System(write_eagle3(tmp_path), overrides, prefill=(2, 2), decode=2).serve(REQUESTS)
+    frames = {frame.request_id: frame for frame in served.merged() if isinstance(frame, Prefilled)}
+    assert [len(frames[f"d/{number}"].draft_ids_target) for number in range(3)] == [0, 3, 0]
+    ids, num_accepted = served.answers()  # alike on all ranks of the decode side
+    assert [len(found) for found in ids.values()] == [12, 12, 12]
+    assert num_accepted > 0
 
 
 @pytest.mark.parametrize("rank", range(4))
