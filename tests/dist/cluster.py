@@ -222,7 +222,8 @@ class Cluster:
 
         Args:
             work: prompts, and what one server says to each.
-            kills: (side, moment) in order; requests go round until all are done.
+            kills: (side, moment) in order; requests go round until all are done, and as many have
+                ended well as there are prompts.
             seed: of which server and which request comes when.
         """
         choose = random.Random(seed)
@@ -230,7 +231,8 @@ class Cluster:
         sent = iter(range(1_000_000))
 
         def client(rng: random.Random) -> None:
-            while (number := next(sent)) < len(work) or not done.is_set():
+            while self.outcomes["right"] < len(work) or not done.is_set():
+                number = next(sent)
                 prompt, expected = work[number % len(work)]
                 if not self.ask(number, prompt, expected, is_stream=rng.random() < 0.5):
                     time.sleep(RETRY_S)  # as a client does; servers need time to come back

@@ -24,10 +24,9 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(found: Cluster, *, num_requests: int, kills: Sequence[tuple[str, str]]) -> None:
     assert not found.wrong, "\n".join(found.wrong[:5])
-    assert sum(c for k, c in found.outcomes.items() if not k.startswith("kill")) >= num_requests
+    assert found.outcomes["right"] >= num_requests
     for side, moment in set(kills):
         assert found.outcomes[f"killed: {side} {moment}"] == kills.count((side, moment))
-    assert found.outcomes["right"] > num_requests / 2
     for server in found.servers:
         server.wait_answering()
         server.wait_idle()
