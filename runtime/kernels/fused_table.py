@@ -53,8 +53,8 @@ class FusedConfig:
         num_stages: depth of the load pipeline when the weights are not preloaded.
         preload: load the program's weights whole, before the predecessor's results are awaited,
             where the rows at hand leave registers for it.
-        overlap: small products win by it; large ones lose, since programs that start early crowd
-            on the multiprocessors that are free first.
+        overlap: small products win by early starts; large ones lose, since programs that start
+            early crowd on the multiprocessors that are free first.
         parts: accumulators along K, each with warps of its own: a power of two, at most the warps.
     """
 
@@ -83,7 +83,9 @@ _TABLE: dict[tuple[FusedOp, int, int], FusedConfig] = {
         block_n=16, block_k=64, num_warps=8, num_stages=3, preload=True, parts=8, overlap="at once"
     ),
     # Llama-3.2-1B
-    ("scaled", 3072, 2048): FusedConfig(block_n=32, block_k=64, num_warps=4, num_stages=6, parts=4),
+    ("scaled", 3072, 2048): FusedConfig(
+        block_n=32, block_k=64, num_warps=4, num_stages=6, parts=4, overlap="leads"
+    ),
     ("residual", 2048, 2048): FusedConfig(
         block_n=16, block_k=128, num_warps=4, num_stages=6, parts=4
     ),
@@ -91,7 +93,9 @@ _TABLE: dict[tuple[FusedOp, int, int], FusedConfig] = {
         block_n=16, block_k=128, num_warps=4, num_stages=4, parts=4
     ),
     # Qwen3-8B
-    ("scaled", 6144, 4096): FusedConfig(block_n=64, block_k=128, num_warps=4, num_stages=6),
+    ("scaled", 6144, 4096): FusedConfig(
+        block_n=64, block_k=128, num_warps=4, num_stages=6, overlap="leads"
+    ),
     ("residual", 4096, 4096): FusedConfig(
         block_n=32, block_k=128, num_warps=4, num_stages=4, parts=4
     ),
@@ -212,6 +216,7 @@ def _rule(
         block_k=block_k,
         num_warps=4,
         num_stages=max(2, min(max(3, wanted), deepest)),
+        overlap="leads" if op == "scaled" else "never",  # attention follows, of few programs
     )
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-Overlap = Literal["never", "at once", "started"]
-"""How a kernel's launch overlaps its neighbours: not at all; or it may start while its predecessor
-ends, and lets its successor start at its own start or once it has waited. Bits do not depend on it.
+Overlap = Literal["never", "leads", "at once", "started"]
+"""How a kernel's launch overlaps its neighbours; bits do not depend on it.
+
+"never": not at all. "leads": it starts when its predecessor has ended, and lets its successor start
+at its own start. "at once" and "started": it may start while its predecessor ends, and lets its
+successor start at its own start, or once it has waited.
 """
 
 BLOCK_M_CHOICES = (16, 32, 64)

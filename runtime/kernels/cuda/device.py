@@ -8,7 +8,7 @@ import torch
 
 from runtime.kernels.tile_rules import Overlap
 
-_OVERLAP_CODES: dict[Overlap, int] = {"never": 0, "at once": 1, "started": 2}
+_OVERLAP_CODES: dict[Overlap, int] = {"never": 0, "leads": 1, "at once": 1, "started": 2}
 """What kernels compare: when they let their successor start."""
 
 
@@ -62,7 +62,8 @@ def overlap_options(
 ) -> tuple[int, dict[str, bool]]:
     """Return how a launch overlaps its neighbours, and the launch options that say so.
 
-    The number is 0 without overlap, 1 for "at once" and 2 for "started": kernels compare it.
+    The number is 0 without overlap, 1 where the successor may start at once, 2 where it may once
+    the kernel has waited: kernels compare it.
 
     Args:
         device: of the launch; programs under the interpreter never overlap.
@@ -73,4 +74,4 @@ def overlap_options(
     is_possible = device.type == "cuda" and device_arch(device) >= _OVERLAP_ARCH
     if not (wanted and is_possible and own != "never"):
         return 0, {}
-    return _OVERLAP_CODES[own], {"launch_pdl": True}
+    return _OVERLAP_CODES[own], {} if own == "leads" else {"launch_pdl": True}
