@@ -320,3 +320,21 @@ class RoundDraft(Protocol):
 
         Sync: none.
         """
+
+
+@runtime_checkable
+class PrefillDraft(Protocol):
+    """A draft that takes the rows of a prefill in on the device (eager or captured)."""
+
+    def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
+        """Take the rows of one request in as `observe` would.
+
+        What `observe` keeps on the host is done apart, when the host knows the request's token.
+
+        Args:
+            slots_B: int64, the request's slot.
+            states: of the rows; those of another request than the first are padding, whose keys
+                and values go to block 0.
+
+        Sync: none.
+        """

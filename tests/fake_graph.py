@@ -23,6 +23,7 @@ from runtime.engine.caches import make_caches
 from runtime.engine.device_rounds import MakeRunner, is_ragged, round_menu
 from runtime.engine.llm import LLM, build_engine
 from runtime.engine.text import load_tokenizer
+from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import SPLIT_BUFFER, DeviceRound, context_buckets
 from runtime.graphs.state import RoundShape
 from runtime.kernels import attention
@@ -34,6 +35,7 @@ from tests.tiny_agreeing import write_agreeing_pair
 from tests.tiny_manifest import CPU, load_tiny
 
 FIRST_CONTEXT = 32
+BUCKETS = (8, 24, 40)  # rows of prefills
 
 
 class FakeGraph:
@@ -48,6 +50,9 @@ class FakeGraph:
         self.round = round_
         self.shapes: list[RoundShape] = []
         self.num_unread_at_launch: list[int] = []
+        self.prefills: list[tuple[PrefillShape, int, int]] = []  # shape, first position, rows
+        self.prefill_shapes = () if round_.prefill is None else round_.prefill.shapes
+        self._token: int | None = None
         self._outcomes: list[list[list[int]] | None] = [None] * (SPLIT_BUFFER + 1)
         self._chances: list[list[list[float]]] = [[]] * (SPLIT_BUFFER + 1)
         self._drafts: list[list[int]] | None = None
@@ -81,6 +86,25 @@ class FakeGraph:
         self.round.state.confidence_BG.fill_(float("nan"))
         if shape.is_split:
             self.spoil_split()
+
+    def launch_prefill(self, shape: PrefillShape) -> None:
+        assert shape in self.prefill_shapes
+        assert self._token is None, "a prefill was not read"
+        prefill = self.round.prefill
+        assert prefill is not None
+        _, start, num_rows = prefill.inputs_X[:3].tolist()
+        self.prefills.append((shape, start, num_rows))
+        poison_padding(self.round)
+        with contiguous_batches():
+            self.round.run_prefill(shape)
+        self._token = int(prefill.output_B[0])
+        prefill.inputs_X.fill_(10**6)  # no later prefill may read them
+        prefill.output_B.fill_(-7)
+
+    def read_prefill(self) -> int:
+        token, self._token = self._token, None
+        assert token is not None, "a prefill was read twice"
+        return token
 
     def launch_drafts(self, shape: RoundShape) -> None:
         assert shape.is_split
@@ -188,6 +212,7 @@ def make_llm(
         max_num_requests=4,
         max_model_len=128,
         graphs="auto",
+        prefill_buckets=BUCKETS,
     )
     config = resolve_config(world.manifest, replace(given, **overrides))
     made: list[FakeGraph] = []

@@ -98,6 +98,9 @@ class Ledger:
         if buckets is not None and (not buckets or min(buckets) < 1):
             self._out_of_range("batch_buckets", "one or more numbers, each at least 1")
 
+        if min(self.given.prefill_buckets or (1,)) < 1:
+            self._out_of_range("prefill_buckets", "numbers, each at least 1")
+
     def _out_of_range(self, name: str, expected: str) -> None:
         value = getattr(self.given, name)
         self.refuse("SD832", name, f"`{name}` is {value}", expected=expected, found=value)

@@ -30,6 +30,7 @@ from runtime.config.values import (
     DEFAULT_MAX_NGRAM,
     DEFAULT_MAX_NUM_REQUESTS,
     DEFAULT_MAX_NUM_WAITING,
+    DEFAULT_PREFILL_BUCKETS,
     DRAFT_PROPOSERS,
     GraphsMode,
     Overrides,
@@ -104,6 +105,7 @@ def resolve_config(
         proposer=proposer,
         max_ngram=ledger.pick("max_ngram", DEFAULT_MAX_NGRAM),
         batch_buckets=ledger.pick("batch_buckets", buckets, origin="manifest"),
+        prefill_buckets=_settle_prefills(ledger, graphs),
         enable_prefix_cache=ledger.pick("enable_prefix_cache", True),
         graphs=graphs,
         verification=verification,
@@ -135,6 +137,13 @@ def _settle_graphs(ledger: Ledger) -> GraphsMode:
         ledger.refuse("SD832", "graphs", f"`graphs` is {given}", expected=expected, found=given)
         return "off"
     return mode
+
+
+def _settle_prefills(ledger: Ledger, graphs: GraphsMode) -> tuple[int, ...]:
+    """Return the row counts of prefills that are captured."""
+    if graphs == "off" and ledger.given.prefill_buckets:
+        ledger.idle("prefill_buckets", "nothing is captured")
+    return ledger.pick("prefill_buckets", DEFAULT_PREFILL_BUCKETS)
 
 
 def _settle_verification(ledger: Ledger, manifest: Manifest) -> VerificationMode:

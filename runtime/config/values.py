@@ -50,6 +50,7 @@ DEFAULT_MAX_NUM_WAITING = 1024
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_NGRAM = 4
 DEFAULT_GRAPHS: GraphsMode = "auto"
+DEFAULT_PREFILL_BUCKETS = (32, 64, 128, 256)
 DEFAULT_LENGTH_MODE: LengthMode = "static"
 DEFAULT_RANK_TIMEOUT_S = 120.0
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 4096}
@@ -84,6 +85,7 @@ class Overrides:
     proposer: str | None = None
     max_ngram: int | None = None
     batch_buckets: tuple[int, ...] | None = None
+    prefill_buckets: tuple[int, ...] | None = None
     enable_prefix_cache: bool | None = None
     graphs: str | None = None
     verification: str | None = None
@@ -120,6 +122,8 @@ class RuntimeConfig:
         proposer: who makes drafts.
         max_ngram: longest suffix that the ngram proposer looks up.
         batch_buckets: batch sizes that have their own round shape.
+        prefill_buckets: row counts of prefills that are captured beside the rounds: the prompt of
+            one greedy request that fits, alone in its step; empty: every prefill is eager.
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
         graphs: `auto` captures whole rounds as CUDA graphs where device and proposer allow
             it, `off` runs every round kernel by kernel; the tokens are the same.
@@ -169,6 +173,7 @@ class RuntimeConfig:
     eos_ids_target: tuple[int, ...]
     origins: Mapping[str, ConfigOrigin]
     diagnostics: tuple[Diagnostic, ...]
+    prefill_buckets: tuple[int, ...] = DEFAULT_PREFILL_BUCKETS
     length_mode: LengthMode = DEFAULT_LENGTH_MODE
     cost_table: str | None = None
     dynamic_rows: int = 0

@@ -33,11 +33,11 @@ class RoundCounter:
     def count(self, done: Round, plan: Plan) -> None:
         """Count the round before any cut; entries beyond the decodes are prefill tokens."""
         self.tally.count_step(
-            num_rows=done.packed.batch.num_rows,
+            num_rows=done.rows.num_rows,
             num_prompt_tokens=sum(request.num_prompt_tokens for request in plan.admitted),
             num_cached_tokens=sum(request.num_cached_tokens or 0 for request in plan.admitted),
         )
-        decoding = done.packed.decoding
+        decoding = done.rows.decoding
         if decoding:
             self.count_rounds(decoding, done.result, self._confidence(decoding))
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
 from runtime.graphs.capture import GraphReport, GraphSet
+from runtime.graphs.prefill import PrefillState
 from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_buckets
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundState
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
 from runtime.spec.forced import ForcedLengths
-from runtime.spec.types import DeviceProposer, Proposer
+from runtime.spec.types import DeviceProposer, PrefillProposer, Proposer
 
 MakeRunner = Callable[[DeviceRound, RuntimeConfig], RoundRunner]
 """Makes the runner of a round; tests put one that runs it eagerly."""
@@ -64,6 +65,23 @@ def captured_contexts(config: RuntimeConfig) -> tuple[int, ...]:
     return tuple(sorted({contexts[0], contexts[-1]})) if is_ragged(config) else contexts
 
 
+def captured_prefill_rows(config: RuntimeConfig) -> tuple[int, ...]:
+    """Return the row counts of prefills that have graphs: up to the one that holds any prompt."""
+    most = min(config.prefill_chunk_size, config.max_num_batched_tokens, config.max_model_len)
+    buckets = sorted(set(config.prefill_buckets))
+    return tuple(rows for i, rows in enumerate(buckets) if i == 0 or buckets[i - 1] < most)
+
+
+def _prefill_state(
+    state: RoundState, proposer: Proposer, config: RuntimeConfig
+) -> PrefillState | None:
+    """Return what prefills on the device read and write; None where all of them are eager."""
+    row_counts, contexts = captured_prefill_rows(config), context_buckets(config.max_model_len)
+    if not row_counts or not isinstance(proposer, PrefillProposer):
+        return None
+    return PrefillState(state, row_counts=row_counts, contexts=(contexts[0], contexts[-1]))
+
+
 def make_device_rounds(
     target: TargetModel,
     target_kv: Sequence[KVLayer],
@@ -107,6 +125,7 @@ def make_device_rounds(
         draft=proposer,
         state=state,
         split=None if forced is not None else split,
+        prefill=_prefill_state(state, proposer, config),
         forced=forced,
     )
     if make_runner is not None:

@@ -23,9 +23,9 @@ from runtime.engine.forwards import Forwards, LocalForwards, RowsDone
 from runtime.engine.handover import Arrival, Handover
 from runtime.engine.lanes import LaneResult
 from runtime.engine.pipeline import Pipeline
-from runtime.engine.prepare import observation_of
+from runtime.engine.prefills import make_prefills
 from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
-from runtime.engine.round import Round, StartedRound
+from runtime.engine.round import Round, StartedRound, tell_proposer
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.stats import EngineStats
 from runtime.engine.under_way import Blamed, RoundsUnderWay
@@ -77,6 +77,7 @@ class Engine:
             proposer=proposer,
             kv_block_size=config.kv_block_size,
             forced=forced,
+            prefills=make_prefills(rounds),
         )
         self._leaving: set[str] = set()  # aborted while their rows are under way
         self._proposer = proposer
@@ -240,7 +241,7 @@ class Engine:
             plan = self._scheduler.schedule(num_parts=self._rounds.num_parts)
             if not plan.requests:
                 break
-            failed += self._fail_all(self._rounds.start(plan))
+            failed += self._fail_all(self._rounds.start(plan, is_heard=on_rows is not None))
         has_progress = bool(self._rounds) or bool(failed)
         may_wait = self.handover.is_holding or not self._requests
         assert has_progress or may_wait, "no request in flight can be scheduled"
@@ -287,18 +288,18 @@ class Engine:
 
     def _commit(self, done: Round, started: StartedRound) -> list[RequestDelta]:
         """Take a round's tokens in, tell the proposer, name full blocks, end what is done."""
-        packed = done.packed
+        rows = done.rows
         self._counter.count(done, started.plan)
         kept = [
             keep_tokens(request, committed)
-            for request, committed in zip(packed.yielding, done.result.committed, strict=True)
+            for request, committed in zip(rows.yielding, done.result.committed, strict=True)
         ]
-        self._proposer.observe(observation_of(packed, done.aux_hidden_NA, done.final_hidden_ND))
-        for span in packed.spans:
+        tell_proposer(self._proposer, done)
+        for span in rows.spans:
             span.request.placed.num_final_rows = span.num_final_rows
             span.request.placed.received = None
             self._settle_blocks(span.request, span.start + span.num_final_rows)
-        deltas = self._deliver(packed.yielding, kept, done.result.logprobs)
+        deltas = self._deliver(rows.yielding, kept, done.result.logprobs)
         return self._without_leaving(started.plan.requests, deltas) if self._leaving else deltas
 
     def _without_leaving(

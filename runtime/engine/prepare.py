@@ -41,23 +41,37 @@ class RowSpan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackedRound:
-    """The rows of one step.
+class StepRows:
+    """Whose rows one step has.
+
+    Args:
+        spans: per request of the plan, in order.
+        yielding: the requests that yield a token: decodes, then last prefill chunks.
+        decoding: the leading ones among them that ran a round.
+    """
+
+    spans: tuple[RowSpan, ...]
+    yielding: tuple[Request, ...]
+    decoding: tuple[Request, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the target forward, without padding."""
+        return sum(span.num_rows for span in self.spans)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRound(StepRows):
+    """The rows of one step, packed for the eager path.
 
     Args:
         batch: input of the target forward.
-        spans: per request of the plan, in order.
-        rows: rows of the requests that yield a token: decodes, then last prefill chunks.
-        yielding: those requests.
-        decoding: the leading ones among them that ran a round.
+        rows: rows of the requests that yield a token.
         proposal: their drafts; a prefill has none.
     """
 
     batch: PreparedBatch
-    spans: tuple[RowSpan, ...]
     rows: VerifyRows
-    yielding: tuple[Request, ...]
-    decoding: tuple[Request, ...]
     proposal: Proposal
 
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from runtime.engine.forwards import Forwards, RowsDone
-from runtime.engine.prepare import PackedRound, RowSpan, no_drafts, pack_round
+from runtime.engine.prepare import (
+    PackedRound,
+    RowSpan,
+    StepRows,
+    no_drafts,
+    observation_of,
+    pack_round,
+)
 from runtime.engine.request import Placement
 from runtime.engine.scheduler import Plan
 from runtime.kv import KVLayer
@@ -20,7 +27,7 @@ from runtime.parallel.messages import SlotNews
 from runtime.spec.forced import ForcedLengths
 from runtime.spec.masks import allowed_rows
 from runtime.spec.received import propose_or_receive
-from runtime.spec.types import Proposer, RoundResult
+from runtime.spec.types import PrefillProposer, Proposer, RoundResult
 from runtime.spec.verify import VerifyRows, verify
 
 
@@ -29,16 +36,19 @@ class Round:
     """A round before its tokens are committed.
 
     Args:
-        packed: its rows.
+        rows: its rows.
         result: per yielding request, the tokens it may commit.
         aux_hidden_NA: captured target states of all rows, None when none were asked for.
         final_hidden_ND: final-normed target states of all rows, None unless asked for.
+        draft: took the states of a prefill in on the device, so there are none here; None: the
+            proposer has not seen them.
     """
 
-    packed: PackedRound
+    rows: StepRows
     result: RoundResult
-    aux_hidden_NA: torch.Tensor | None
-    final_hidden_ND: torch.Tensor | None
+    aux_hidden_NA: torch.Tensor | None = None
+    final_hidden_ND: torch.Tensor | None = None
+    draft: PrefillProposer | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +57,12 @@ class StartedRound:
 
     Args:
         plan: its work.
-        packed: its rows.
+        rows: its rows; packed ones unless the device has them in a state of its own.
         placements: what each request of the plan held; another one now means that it left.
     """
 
     plan: Plan
-    packed: PackedRound
+    rows: StepRows
     placements: tuple[Placement, ...]
 
 
@@ -82,14 +92,19 @@ def start_round(
     else:
         proposal = no_drafts(len(views), device)
     packed = pack_round(plan, proposal, kv_block_size=kv_block_size)
-    placements = tuple(request.placed for request in plan.requests)
     forwards.submit(
         packed.batch, target_kv, proposer.aux_layer_ids, [_news(span) for span in packed.spans]
     )
+    return under_way(plan, packed)
+
+
+def under_way(plan: Plan, rows: StepRows) -> StartedRound:
+    """Note in the requests of a plan that their rows were sent off."""
+    placements = tuple(request.placed for request in plan.requests)
     for placed in placements:
         placed.is_under_way = True
         placed.num_final_rows = 0
-    return StartedRound(plan=plan, packed=packed, placements=placements)
+    return StartedRound(plan=plan, rows=rows, placements=placements)
 
 
 def finish_round(
@@ -110,20 +125,31 @@ def finish_round(
     """
     for placed in started.placements:
         placed.is_under_way = False
-    packed = started.packed
+    packed = started.rows
+    assert isinstance(packed, PackedRound), "rows of this path are packed"
     output = forwards.collect(on_rows)
     decide = verify if forced is None else forced.verify
     # Here, not before the forward: the host makes masks while the device computes.
     rows = masked_rows(packed, target.facts.vocab_size)
     result = decide(target, output.hidden_ND, rows, packed.proposal)
     return Round(
-        packed=packed,
+        rows=packed,
         result=_capped(result, [work.max_accepted for work in started.plan.decodes]),
         aux_hidden_NA=output.aux_hidden_NA,
         final_hidden_ND=(
             target.final_states(output.hidden_ND) if proposer.needs_final_hidden else None
         ),
     )
+
+
+def tell_proposer(proposer: Proposer, done: Round) -> None:
+    """Tell who drafts what a committed round made final."""
+    if done.draft is not None:
+        for request in done.rows.yielding:
+            done.draft.note_prefill(request.view(0))
+        return
+    assert isinstance(done.rows, PackedRound), "rows of the eager path are packed"
+    proposer.observe(observation_of(done.rows, done.aux_hidden_NA, done.final_hidden_ND))
 
 
 def masked_rows(packed: PackedRound, num_ids: int) -> VerifyRows:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.engine.forwards import Forwards, RowsDone
+from runtime.engine.prefills import DevicePrefills
+from runtime.engine.prepare import PackedRound
 from runtime.engine.request import Request
 from runtime.engine.round import Round, StartedRound, finish_round, start_round
 from runtime.engine.scheduler import Plan
@@ -41,6 +43,7 @@ class RoundsUnderWay:
         proposer: Proposer,
         kv_block_size: int,
         forced: ForcedLengths | None,
+        prefills: DevicePrefills | None = None,
     ) -> None:
         """Have nothing under way.
 
@@ -51,6 +54,7 @@ class RoundsUnderWay:
             proposer: who drafts.
             kv_block_size: tokens of a KV block.
             forced: decides what rounds accept; None: the target does.
+            prefills: runs prefills of one request on the device; None: all of them are eager.
         """
         self._forwards = forwards
         self._target = target
@@ -58,6 +62,7 @@ class RoundsUnderWay:
         self._proposer = proposer
         self._kv_block_size = kv_block_size
         self._forced = forced
+        self._prefills = prefills
         self._started: deque[StartedRound] = deque()
 
     def __len__(self) -> int:
@@ -74,8 +79,20 @@ class RoundsUnderWay:
         """Rounds over which decoding requests are spread."""
         return self._forwards.depth
 
-    def start(self, plan: Plan) -> list[Blamed]:
-        """Start a round of a plan, without the requests that its drafts fail for."""
+    def start(self, plan: Plan, *, is_heard: bool = False) -> list[Blamed]:
+        """Start a round of a plan, without the requests that its drafts fail for.
+
+        Args:
+            plan: a prefill that the device can run alone goes first; other requests of its plan
+                then wait for the next one.
+            is_heard: whether somebody listens to the layers of its forward, which is eager then.
+        """
+        prefill = None
+        if self._prefills is not None and not is_heard and not self._started:
+            prefill = self._prefills.start(plan)
+        if prefill is not None:
+            self._started.append(prefill)
+            return []
         blamed: list[Blamed] = []
         while plan.requests:
             try:
@@ -110,6 +127,8 @@ class RoundsUnderWay:
             what is left of the round was started again.
         """
         started = self._started.popleft()
+        if self._prefills is not None and not isinstance(started.rows, PackedRound):
+            return started, self._prefills.finish(started), []
         try:
             done = finish_round(
                 started,

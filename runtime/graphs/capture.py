@@ -1,4 +1,4 @@
-"""CUDA graphs of whole rounds: capture at start-up, replay, and outcomes read a round late.
+"""CUDA graphs of rounds and prefills: capture at start-up, replay, and outcomes read a round late.
 
 Lifecycle: graphs, their memory pool and every tensor that they read or write live as long as the
 engine; `flush_cache` clears names only and never reaches them. Captures and warm-up runs have
@@ -19,6 +19,7 @@ import torch
 
 from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
+from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import NUM_BUFFERS, SPLIT_BUFFER, DeviceRound
 from runtime.graphs.split import split_kind
 from runtime.graphs.state import RoundShape
@@ -36,26 +37,29 @@ class GraphReport:
         capture_s: seconds that capturing took, warm-up and kernel compilation included.
         memory_bytes: device memory that it took.
         skipped_batches: batch sizes whose graphs did not fit into device memory.
+        skipped_prefill_rows: numbers of prefill rows whose graphs did not.
     """
 
     num_graphs: int = 0
     capture_s: float = 0.0
     memory_bytes: int = 0
     skipped_batches: tuple[int, ...] = ()
+    skipped_prefill_rows: tuple[int, ...] = ()
 
     def problems(self) -> tuple[Diagnostic, ...]:
         """Return SD841 when not all sizes were captured."""
-        if not self.skipped_batches:
-            return ()
-        sizes = ", ".join(map(str, self.skipped_batches))
-        return (
+        skipped = (("batches", self.skipped_batches), ("prefill rows", self.skipped_prefill_rows))
+        return tuple(
             diagnose(
                 "SD841",
                 where="--graphs",
-                message=f"graphs for batches of {sizes} do not fit into device memory",
+                message=f"graphs for {what} of {', '.join(map(str, sizes))} do not fit into device "
+                "memory",
                 expected="memory for all sizes",
                 found=f"memory for {self.num_graphs} graphs",
-            ),
+            )
+            for what, sizes in skipped
+            if sizes
         )
 
 
@@ -89,6 +93,9 @@ class GraphSet:
         self._is_ragged = is_ragged
         self._output_BX = round_.state.output_BX
         self._split = round_.split
+        self._prefill = round_.prefill
+        self._pinned_token = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._token_event = _event()
         num_buffers = NUM_BUFFERS if self._split is None else SPLIT_BUFFER + 1
         self._pinned: tuple[torch.Tensor, ...] = tuple(
             torch.zeros(self._output_BX.shape, dtype=torch.int64, pin_memory=True)
@@ -118,16 +125,40 @@ class GraphSet:
         ]
         free_before, _ = torch.cuda.mem_get_info(device)
         start = time.perf_counter()
-        self._graphs = _capture(round_, shapes)
+        self._graphs, self._prefills = _capture(round_, shapes)
         captured = {shape.batch for shape in self._graphs}
         self.batches = tuple(batch for batch in batches if batch in captured)
         free_after, _ = torch.cuda.mem_get_info(device)
         self.report = GraphReport(
-            num_graphs=sum(len(halves) for halves in self._graphs.values()),
+            num_graphs=sum(len(halves) for halves in self._graphs.values()) + len(self._prefills),
             capture_s=time.perf_counter() - start,
             memory_bytes=max(0, free_before - free_after),
             skipped_batches=tuple(batch for batch in batches if batch not in captured),
+            skipped_prefill_rows=self._skipped_prefill_rows(),
         )
+
+    @property
+    def prefill_shapes(self) -> tuple[PrefillShape, ...]:
+        """Prefills that were captured; see `RoundRunner`."""
+        return tuple(self._prefills)
+
+    def launch_prefill(self, shape: PrefillShape) -> None:
+        """Replay a prefill and copy its token to the host; see `RoundRunner`."""
+        assert self._prefill is not None, "a prefill has a state of its own"
+        self._prefills[shape].replay()
+        self._pinned_token.copy_(self._prefill.output_B, non_blocking=True)
+        self._token_event.record(torch.cuda.current_stream(self._output_BX.device))
+
+    def read_prefill(self) -> int:
+        """Wait for the prefill's token; see `RoundRunner`."""
+        self._token_event.synchronize()
+        return int(self._pinned_token[0])
+
+    def _skipped_prefill_rows(self) -> tuple[int, ...]:
+        if self._prefill is None:
+            return ()
+        skipped = {shape.num_rows for shape in self._prefill.shapes if shape not in self._prefills}
+        return tuple(sorted(skipped))
 
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
         """Return the row counts of its ragged rounds; see `RoundRunner`."""
@@ -238,11 +269,17 @@ def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda
     return graph
 
 
+_Shape = TypeVar("_Shape", RoundShape, PrefillShape)
+_Graph = TypeVar("_Graph")
+
+
 @torch.inference_mode()
 def _capture(
     round_: DeviceRound, shapes: Sequence[RoundShape]
-) -> dict[RoundShape, tuple[torch.cuda.CUDAGraph, ...]]:
-    """Return the graph of each shape, the graphs of both halves where it is split.
+) -> tuple[
+    dict[RoundShape, tuple[torch.cuda.CUDAGraph, ...]], dict[PrefillShape, torch.cuda.CUDAGraph]
+]:
+    """Return the graph of each shape, both halves' where it is split, and those of prefills.
 
     Each of them runs once before its capture: kernels are compiled and modules loaded outside of
     it. What a half leaves for the next one is in tensors of its own: graphs share their memory.
@@ -253,7 +290,7 @@ def _capture(
     gc.collect()
     torch.cuda.synchronize(device)
 
-    def capture_run(run: Callable[[RoundShape], None], shape: RoundShape) -> torch.cuda.CUDAGraph:
+    def capture_run(run: Callable[[_Shape], None], shape: _Shape) -> torch.cuda.CUDAGraph:
         run(shape)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -272,42 +309,54 @@ def _capture(
         halves = (round_.run_drafts, round_.run) if has_first_half else (round_.run,)
         return tuple(capture_run(half, shape) for half in halves)
 
+    prefill_shapes = () if round_.prefill is None else round_.prefill.shapes
     with torch.cuda.stream(stream):
-        graphs = capture_what_fits(shapes, capture_one, on_full=torch.cuda.empty_cache)
+        graphs = capture_what_fits(
+            shapes,
+            capture_one,
+            size=lambda shape: shape.batch,
+            on_full=torch.cuda.empty_cache,
+        )
+        prefills = capture_what_fits(
+            prefill_shapes,
+            lambda shape: capture_run(round_.run_prefill, shape),
+            size=lambda shape: shape.num_rows,
+            on_full=torch.cuda.empty_cache,
+        )
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    return graphs
-
-
-_Graph = TypeVar("_Graph")
+    return graphs, prefills
 
 
 def capture_what_fits(
-    shapes: Sequence[RoundShape],
-    capture_one: Callable[[RoundShape], _Graph],
+    shapes: Sequence[_Shape],
+    capture_one: Callable[[_Shape], _Graph],
     *,
+    size: Callable[[_Shape], int],
     on_full: Callable[[], None],
-) -> dict[RoundShape, _Graph]:
-    """Capture shapes, without the batch sizes for which memory runs out.
+) -> dict[_Shape, _Graph]:
+    """Capture shapes, without the sizes for which memory runs out.
 
-    A batch size has all of its graphs or none: rounds of a size that is left out run with a larger
-    one that was captured, or eagerly. Smaller sizes are tried, they need less.
+    A size has all of its graphs or none: rounds of a batch size and prefills of a number of rows
+    that is left out run with a larger one that was captured, or eagerly. Smaller sizes are tried,
+    they need less.
 
     Args:
         shapes: what to capture, in this order.
         capture_one: captures one, or raises `torch.OutOfMemoryError`.
+        size: of a shape.
         on_full: gives memory back after that.
     """
-    graphs: dict[RoundShape, _Graph] = {}
+    graphs: dict[_Shape, _Graph] = {}
     full: set[int] = set()
     for shape in shapes:
-        if shape.batch in full:
+        if size(shape) in full:
             continue
         try:
             graphs[shape] = capture_one(shape)
         except torch.OutOfMemoryError:
-            full.add(shape.batch)
-            graphs = {key: graph for key, graph in graphs.items() if key.batch not in full}
+            full.add(size(shape))
+            graphs = {key: graph for key, graph in graphs.items() if size(key) not in full}
             gc.collect()
             on_full()
     return graphs

@@ -25,12 +25,14 @@ import torch
 
 from runtime.batch import (
     ConfidentDraft,
+    PrefillDraft,
     PreparedBatch,
     RoundDraft,
     RoundRequests,
     RoundStates,
     packed,
 )
+from runtime.graphs.prefill import PrefillShape, PrefillState
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.accept import accept
@@ -78,6 +80,7 @@ class DeviceRound:
         draft: who drafts.
         state: what rounds read and write.
         split: what rounds of requests with a grammar read and write besides; None: there are none.
+        prefill: what prefills of one greedy request read and write; None: there are none.
         forced: in a benchmark of forced lengths, with dense rounds; None: the target decides.
     """
 
@@ -86,6 +89,7 @@ class DeviceRound:
     draft: RoundDraft
     state: RoundState
     split: SplitState | None = None
+    prefill: PrefillState | None = None
     forced: LengthSchedule | None = None
 
     @property
@@ -134,6 +138,35 @@ class DeviceRound:
         drafts_BG = self.draft.draft_round(requests, shape.num_drafts)
         self.split.keep(shape, drafts_BG, requests.laws)
 
+    def run_prefill(self, shape: PrefillShape) -> None:
+        """Run the rows of the request that was written to `prefill`; its token is in the output.
+
+        The draft takes the rows in, too, so a round may follow.
+
+        Exactness: the bits of the eager prefill; padding alters no request.
+        Sync: none (CUDA).
+        """
+        assert self.prefill is not None, "a prefill has a state of its own"
+        assert isinstance(self.draft, PrefillDraft), "the draft takes rows in on the device"
+        rows = self.prefill.rows(shape)
+        output = self.target.forward(rows.batch, self.target_kv, self.draft.aux_layer_ids)
+        chosen_B = self.target.greedy_ids(output.hidden_ND.index_select(0, rows.last_rows_B))
+        self.draft.observe_prefill(
+            rows.slots_B,
+            RoundStates(
+                batch=rows.batch,
+                next_ids_target_N=rows.next_ids(chosen_B),
+                aux_hidden_NA=output.aux_hidden_NA,
+                final_hidden_ND=self._final_states(output.hidden_ND),
+                last_rows_B=rows.last_rows_B,
+            ),
+        )
+        self.prefill.output_B.copy_(chosen_B)
+
+    def _final_states(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
+        """Return the final-normed states where the draft needs them."""
+        return self.target.final_states(hidden_ND) if self.draft.needs_final_hidden else None
+
     def _verify(
         self,
         shape: RoundShape,
@@ -170,11 +203,7 @@ class DeviceRound:
                 batch=batch,
                 next_ids_target_N=chosen_N,
                 aux_hidden_NA=output.aux_hidden_NA,
-                final_hidden_ND=(
-                    self.target.final_states(output.hidden_ND)
-                    if self.draft.needs_final_hidden
-                    else None
-                ),
+                final_hidden_ND=self._final_states(output.hidden_ND),
                 last_rows_B=state.last_rows(shape, requests, num_accepted_B),
             ),
         )
@@ -301,6 +330,16 @@ class RoundRunner(Protocol):
 
         None: all that were asked for.
         """
+
+    @property
+    def prefill_shapes(self) -> Sequence[PrefillShape]:
+        """Prefills of one request that it runs."""
+
+    def launch_prefill(self, shape: PrefillShape) -> None:
+        """Start the prefill that was written, after all work launched before it."""
+
+    def read_prefill(self) -> int:
+        """Wait for the prefill that was launched and return the target id that it yields."""
 
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
         """Return, after `read` and before the next launch into the buffer, the draft's chances.

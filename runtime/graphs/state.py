@@ -102,6 +102,7 @@ class RoundState:
         sampling: how the requests in slots choose tokens.
         num_counted_B: int64 output, drafts that counted, of a draft that may have fewer than asked.
         confidence_BG: float32 output, the draft's chances for a round's drafts; 1 without a head.
+        arrivals_X: int32 zeros, see `PreparedBatch`.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class RoundState:
         )
         self.slots_B = torch.full((max_batch + 1,), num_slots, dtype=torch.int64, device=device)
         self.num_drafts_B = torch.zeros_like(self.slots_B)
-        self._arrivals_X = torch.zeros(_NUM_ARRIVALS, dtype=torch.int32, device=device)
+        self.arrivals_X = torch.zeros(_NUM_ARRIVALS, dtype=torch.int32, device=device)
         self._constants: dict[tuple[int, int, int], RoundConstants] = {}
         self.output_BX = torch.zeros((max_batch, max_drafts + 2), dtype=torch.int64, device=device)
         self.num_counted_B = torch.zeros(max_batch, dtype=torch.int64, device=device)
@@ -252,7 +253,7 @@ class RoundState:
             else self.sampling.select(
                 slots_B[:count], has_filters=shape.kind in ("filtered", "rejection")
             ),
-            arrivals_X=self._arrivals_X,
+            arrivals_X=self.arrivals_X,
             laws=RoundLaws() if shape.kind == "rejection" else None,
         )
 

@@ -163,8 +163,18 @@ class BlockProposer:
 
         Sync: none.
         """
+        self.observe_prefill(requests.slots_B, states)
+
+    def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
+        """Write the draft's keys and values of every row; see `PrefillDraft`.
+
+        Sync: none.
+        """
         assert states.aux_hidden_NA is not None, f"{self.name} needs the states it asked for"
         self._model.write_context(states.batch, states.aux_hidden_NA, self._kv)
+
+    def note_prefill(self, view: RequestView) -> None:
+        """Nothing is kept on the host; see `PrefillProposer`."""
 
     def last_length(self, num_drafts: int) -> int | None:
         """Return the most known tokens with which the draft's context holds that many drafts."""

@@ -84,11 +84,26 @@ class Entries:
 
         Sync: none.
         """
+        self.observe_rows(requests.slots_B, states)
+
+    def observe_rows(self, slots_B: torch.Tensor, states: RoundStates) -> None:
+        """Run the draft on every row and keep what the last final one of each request gives.
+
+        Args:
+            slots_B: int64, the requests' slots.
+            states: of all rows.
+
+        Sync: none.
+        """
         target_states = states.final_hidden_ND if self.needs_final_hidden else states.aux_hidden_NA
         assert target_states is not None, f"{self._name} needs the target states it asked for"
         entries = replace(states.batch, ids_target_N=states.next_ids_target_N)
         hidden = self._model.forward(entries, self._model.fuse(target_states), self._kv)
-        self._keep(requests.slots_B, hidden.rows(states.last_rows_B))
+        self._keep(slots_B, hidden.rows(states.last_rows_B))
+
+    def start(self, slot: int) -> None:
+        """Note that entries of the request in `slot` were run on the device."""
+        self._started.add(slot)
 
     def newest(self, slots_M: torch.Tensor) -> DraftHidden:
         """Return what the newest entries of these slots gave."""

@@ -169,6 +169,16 @@ class DeviceNgramProposer:
         next_ids_BW = requests.per_request(states.next_ids_target_N)
         append_history(self._history_SP, requests.slots_B, requests.lengths_B, next_ids_BW)
 
+    def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
+        """Nothing to learn: the host knows the prompt."""
+
+    def note_prefill(self, view: RequestView) -> None:
+        """Write the request's tokens down; see `PrefillProposer`.
+
+        Sync: none.
+        """
+        self._write([view])
+
     def last_length(self, num_drafts: int) -> int | None:
         """Return None: lookup has no position limit."""
         return None

@@ -57,6 +57,12 @@ class NoProposer:
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Nothing to learn."""
 
+    def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
+        """Nothing to learn."""
+
+    def note_prefill(self, view: RequestView) -> None:
+        """Nothing to learn."""
+
     def last_length(self, num_drafts: int) -> int | None:
         """Return None: there is no draft to limit."""
         return None

@@ -168,6 +168,16 @@ class DeviceOracleProposer:
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Nothing to learn."""
 
+    def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
+        """Nothing to learn: the host knows the prompt."""
+
+    def note_prefill(self, view: RequestView) -> None:
+        """Write down what the script says about the request; see `PrefillProposer`.
+
+        Sync: none.
+        """
+        self._table.load([view])
+
     def last_length(self, num_drafts: int) -> int | None:
         """Return None: a round beyond the end of a continuation proposes wrong ids."""
         return None

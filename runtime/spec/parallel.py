@@ -128,6 +128,17 @@ class ParallelProposer:
         """
         self._entries.observe_round(requests, states)
 
+    def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
+        """Run the draft on every row; see `PrefillDraft`.
+
+        Sync: none.
+        """
+        self._entries.observe_rows(slots_B, states)
+
+    def note_prefill(self, view: RequestView) -> None:
+        """Note that a request was prefilled; see `PrefillProposer`."""
+        self._entries.start(view.slot)
+
     def last_length(self, num_drafts: int) -> int | None:
         """Return the most known tokens with which the draft's context holds that many drafts."""
         return self._model.max_positions - num_drafts if num_drafts else None

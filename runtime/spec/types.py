@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from runtime.batch import PreparedBatch, RoundDraft, RoundKind
+from runtime.batch import PrefillDraft, PreparedBatch, RoundDraft, RoundKind
 from specctl.contract.manifest import VerificationMode
 
 MAX_LOGPROBS = 20
@@ -280,4 +280,18 @@ class DeviceProposer(Proposer, RoundDraft, Protocol):
         """Return the most known tokens with which `max_drafts` still grants that many drafts.
 
         None: the draft sets no limit.
+        """
+
+
+@runtime_checkable
+class PrefillProposer(DeviceProposer, PrefillDraft, Protocol):
+    """A proposer whose part of a prefill may run without host reads, too."""
+
+    def note_prefill(self, view: RequestView) -> None:
+        """Do the host's part of `observe` after `observe_prefill` saw the last rows of a prompt.
+
+        Args:
+            view: the request, the token that the rows yielded committed.
+
+        Sync: none.
         """

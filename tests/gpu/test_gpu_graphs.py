@@ -13,6 +13,7 @@ from runtime.config import Overrides, RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.graphs.capture import GraphSet
+from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import SPLIT_BUFFER, DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape
 from runtime.spec.types import SamplingParams
@@ -65,6 +66,22 @@ class Poisoned:
         )
         self.round = round_
         self.shapes: list[RoundShape] = []
+        self.prefill_shapes = self.graphs.prefill_shapes
+        self.num_prefills = 0
+
+    def launch_prefill(self, shape: PrefillShape) -> None:
+        self.num_prefills += 1
+        prefill = self.round.prefill
+        assert prefill is not None
+        poison_padding(self.round)
+        prefill.output_B.fill_(-7)
+        self.graphs.launch_prefill(shape)
+        prefill.inputs_X.fill_(0)  # no later replay may read what this one was given
+
+    def read_prefill(self) -> int:
+        token = self.graphs.read_prefill()
+        self.graphs._pinned_token.fill_(-9)
+        return token
 
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
         return self.graphs.packed_row_counts(batch, num_drafts)
@@ -151,6 +168,7 @@ class SpoiltAfterWarmUp:
         self.inner = round_
         self.state = round_.state
         self.split = None  # whole rounds are enough here
+        self.prefill = None
         self.is_sparse = round_.is_sparse
         self.has_confidence = round_.has_confidence
         self._warm: set[RoundShape] = set()

@@ -189,7 +189,9 @@ def test_sizes_for_which_memory_runs_out_are_left_out(
             raise torch.OutOfMemoryError("no memory")
         return shape
 
-    graphs = capture_what_fits(SHAPES, capture_one, on_full=lambda: freed.append(None))
+    graphs = capture_what_fits(
+        SHAPES, capture_one, size=lambda shape: shape.batch, on_full=lambda: freed.append(None)
+    )
     assert {shape.batch for shape in graphs} == kept
     assert len(graphs) == 2 * len(kept)
     assert len(freed) == len(full)
@@ -203,6 +205,8 @@ def test_left_out_sizes_are_told_and_run_eagerly(
     assert (problem.code, problem.severity) == ("SD841", "warning")
     assert "batches of 4" in problem.message
     assert GraphReport(num_graphs=8).problems() == ()
+    (problem,) = GraphReport(num_graphs=6, skipped_prefill_rows=(128, 256)).problems()
+    assert "prefill rows of 128, 256" in problem.message
 
     class Small(FakeGraph):
         def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
@@ -215,6 +219,12 @@ def test_left_out_sizes_are_told_and_run_eagerly(
         made.append(Small(round_, config))
         return made[-1]
 
-    llm, _ = make_llm(agreeing, make_runner=make, proposer="eagle3", num_speculative_tokens=3)
+    llm, _ = make_llm(
+        agreeing,
+        make_runner=make,
+        proposer="eagle3",
+        num_speculative_tokens=3,
+        prefill_buckets=(),  # prefills would change who runs together
+    )
     assert ids_of(llm.generate(REQUESTS)) == answers
     assert {shape.batch for shape in made[0].shapes} == {1, 2}

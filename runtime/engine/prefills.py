@@ -1,0 +1,98 @@
+"""Prefills of one request that run on the device as rounds do, without host reads in between.
+
+A step that has one prefill, and that in reach of the captured sizes, runs it alone: the requests
+that decode wait for the next step. Whatever does not fit (several prompts at once, a chunk that is
+not the last one, options that need more than the argmax) stays on the eager path, with the same
+bits.
+"""
+
+from __future__ import annotations
+
+from runtime.engine.device_rounds import DeviceRounds
+from runtime.engine.prepare import RowSpan, StepRows
+from runtime.engine.round import Round, StartedRound, under_way
+from runtime.engine.scheduler import Plan, PrefillWork
+from runtime.graphs.prefill import PrefillInput, PrefillShape, PrefillState
+from runtime.graphs.round import RoundRunner
+from runtime.spec.types import PrefillProposer, RoundResult
+
+
+class DevicePrefills:
+    """Runs prefills over the slots of one engine; one is under way at most."""
+
+    def __init__(self, runner: RoundRunner, state: PrefillState, proposer: PrefillProposer) -> None:
+        """Start with nothing under way.
+
+        Args:
+            runner: runs prefills over `state`.
+            state: what they read and write.
+            proposer: the engine's own.
+        """
+        self._runner = runner
+        self._state = state
+        self._proposer = proposer
+
+    def start(self, plan: Plan) -> StartedRound | None:
+        """Launch the prefill of a plan; None: the plan is the eager path's.
+
+        Sync: none.
+        """
+        if len(plan.prefills) != 1:
+            return None
+        work = plan.prefills[0]
+        shape = self._shape(work)
+        if shape is None:
+            return None
+        request, end = work.request, work.start + work.num_rows
+        self._state.write(
+            PrefillInput(
+                slot=request.placed.slot,
+                start=work.start,
+                ids_target=request.ids_target[work.start : end],
+                blocks=request.placed.table.blocks,
+            )
+        )
+        self._runner.launch_prefill(shape)
+        span = RowSpan(request=request, first_row=0, start=work.start, num_rows=work.num_rows)
+        return under_way(
+            plan.without(tuple(item.request for item in plan.decodes)),
+            StepRows(spans=(span,), yielding=(request,), decoding=()),
+        )
+
+    def finish(self, started: StartedRound) -> Round:
+        """Return the prefill that was launched; no request changes.
+
+        Sync: one.
+        """
+        for placed in started.placements:
+            placed.is_under_way = False
+        return Round(
+            rows=started.rows,
+            result=RoundResult(
+                committed=((self._runner.read_prefill(),),),
+                num_drafts=(0,),
+                num_accepted_drafts=(0,),
+            ),
+            draft=self._proposer,
+        )
+
+    def _shape(self, work: PrefillWork) -> PrefillShape | None:
+        """Return the smallest size that holds the rows; None where none does."""
+        request = work.request
+        is_plain = request.masks is None and request.params.device_kind == "greedy"
+        if not is_plain or not work.is_last:
+            return None
+        fitting = (
+            shape
+            for shape in self._runner.prefill_shapes
+            if shape.num_rows >= work.num_rows and shape.context >= work.start + work.num_rows
+        )
+        return min(fitting, key=lambda shape: (shape.num_rows, shape.context), default=None)
+
+
+def make_prefills(rounds: DeviceRounds | None) -> DevicePrefills | None:
+    """Return what runs prefills on the device; None where all of them are eager."""
+    if rounds is None or rounds.round_.prefill is None or not rounds.runner.prefill_shapes:
+        return None
+    assert isinstance(rounds.proposer, PrefillProposer), "such a state is made for one only"
+    return DevicePrefills(rounds.runner, rounds.round_.prefill, rounds.proposer)

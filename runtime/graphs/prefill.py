@@ -1,0 +1,163 @@
+"""The prompt of one request as rows of a fixed number: what a captured prefill reads and leaves.
+
+The rows that are left of a prompt are padded to a bucket. Padding rows repeat the last real one
+(same token, same position), belong to a request of their own whose blocks are all block 0, and
+write there; nobody reads what they yield. How many rows are real is a number on the device, so one
+graph serves every prompt that fits. Every tensor is allocated once: graphs keep their addresses.
+
+Legend: N rows of a bucket, T blocks of the longest request, B = 1 request, U row tiles,
+X numbers that the host hands in: slot, first position, real rows, T blocks, N token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.batch import ROW_TILE_ROWS, PreparedBatch
+from runtime.graphs.state import RoundState
+
+_NUM_SCALARS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillShape:
+    """The numbers that fix every shape and grid of a captured prefill.
+
+    Args:
+        num_rows: rows, padding included.
+        context: bound of every position + 1.
+    """
+
+    num_rows: int
+    context: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillInput:
+    """Rows of one request, the last of which yields its next token.
+
+    Args:
+        slot: of the request.
+        start: absolute position of the first row.
+        ids_target: target ids of the rows, one or more.
+        blocks: its block table.
+    """
+
+    slot: int
+    start: int
+    ids_target: Sequence[int]
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PrefillRows:
+    """The rows of a prefill on the device.
+
+    Args:
+        batch: all of them, padding behind the real ones.
+        slots_B: int64, the request's slot.
+        last_rows_B: int64, the last real row.
+        known_next_ids_N: int64 target ids, the token after each row; not known of the last real
+            row, any of padding.
+    """
+
+    batch: PreparedBatch
+    slots_B: torch.Tensor
+    last_rows_B: torch.Tensor
+    known_next_ids_N: torch.Tensor
+
+    def next_ids(self, chosen_B: torch.Tensor) -> torch.Tensor:
+        """Return int64 [N], the token after each row, `chosen_B` after the last real one."""
+        return self.known_next_ids_N.index_copy(0, self.last_rows_B, chosen_B)
+
+
+class PrefillState:
+    """Device tensors of the request that is prefilled.
+
+    Attributes:
+        shapes: that are captured, the largest first.
+        inputs_X: int64 input.
+        output_B: int64 output, the token that the prompt yields.
+    """
+
+    def __init__(
+        self, state: RoundState, *, row_counts: Sequence[int], contexts: Sequence[int]
+    ) -> None:
+        """Allocate everything; the next prefill is one row of padding.
+
+        Args:
+            state: of all slots.
+            row_counts: buckets, one or more.
+            contexts: bounds of positions that have shapes of their own.
+        """
+        most, device = max(row_counts), state.device
+        self.shapes = tuple(
+            PrefillShape(num_rows=num_rows, context=context)
+            for num_rows in sorted(set(row_counts), reverse=True)
+            for context in sorted(set(contexts), reverse=True)
+        )
+        self._state = state
+        self._num_blocks = state.block_tables_ST.shape[1]
+        self.inputs_X = torch.zeros(
+            _NUM_SCALARS + self._num_blocks + most, dtype=torch.int64, device=device
+        )
+        self.output_B = torch.zeros(1, dtype=torch.int64, device=device)
+        self._offsets_N = torch.arange(most, device=device)
+        self._tiles = {
+            num_rows: torch.tensor(_tiles(num_rows), dtype=torch.int32, device=device)
+            for num_rows in row_counts
+        }
+        self.write(PrefillInput(slot=state.padding_slot, start=0, ids_target=(0,), blocks=()))
+
+    def write(self, given: PrefillInput) -> None:
+        """Choose what the next prefill computes.
+
+        Sync: none.
+        """
+        table = [*given.blocks, *[0] * (self._num_blocks - len(given.blocks))]
+        values = [given.slot, given.start, len(given.ids_target), *table, *given.ids_target]
+        self.inputs_X[: len(values)].copy_(torch.tensor(values), non_blocking=True)
+
+    def rows(self, shape: PrefillShape) -> PrefillRows:
+        """Return the rows of the prefill that was written.
+
+        Sync: none.
+        """
+        size, offsets_N = self._state.kv_block_size, self._offsets_N[: shape.num_rows]
+        slots_B, start_B, count_B = (self.inputs_X[i : i + 1] for i in range(_NUM_SCALARS))
+        last_rows_B = count_B - 1
+        first_id = _NUM_SCALARS + self._num_blocks
+        ids_N = self.inputs_X[first_id : first_id + shape.num_rows]
+        table_T = self.inputs_X[_NUM_SCALARS : _NUM_SCALARS + -(-shape.context // size)]
+        is_padding_N = offsets_N > last_rows_B
+        own_N = torch.minimum(offsets_N, last_rows_B)
+        positions_N = start_B + own_N
+        kv_slots_N = table_T.index_select(0, positions_N // size) * size + positions_N % size
+        batch = PreparedBatch(
+            ids_target_N=ids_N.index_select(0, own_N),
+            positions_N=positions_N,
+            slots_N=kv_slots_N.masked_fill(is_padding_N, 0),
+            row_request_N=is_padding_N.to(torch.int32),
+            block_tables_BT=torch.stack((table_T, torch.zeros_like(table_T))).to(torch.int32),
+            max_length=shape.context,
+            tiles_U2=self._tiles[shape.num_rows],
+            arrivals_X=self._state.arrivals_X,
+        )
+        next_rows_N = torch.minimum(offsets_N + 1, last_rows_B)
+        return PrefillRows(
+            batch=batch,
+            slots_B=slots_B,
+            last_rows_B=last_rows_B,
+            known_next_ids_N=ids_N.index_select(0, next_rows_N),
+        )
+
+
+def _tiles(num_rows: int) -> list[tuple[int, int]]:
+    """Return (first row, number of rows) of groups; real rows lead, so one request names a group.
+
+    Padding rows in the group of real ones see no key that those do not see.
+    """
+    return [(row, min(ROW_TILE_ROWS, num_rows - row)) for row in range(0, num_rows, ROW_TILE_ROWS)]

@@ -1,0 +1,194 @@
+"""Captured prefills on CUDA equal eager ones: KV, draft state, answers; with poisoned leftovers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.config import Overrides, RuntimeConfig
+from runtime.engine.llm import LLM
+from runtime.engine.request import RequestInput
+from runtime.graphs.capture import GraphSet
+from runtime.graphs.prefill import PrefillShape
+from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
+from runtime.graphs.state import RoundShape
+from tests import real_model
+from tests.engine_harness import World, kv_rows, prompt_of
+from tests.fake_graph import ids_of, make_agreeing_world, make_llm, poison_padding
+from tests.tiny_block import BlockCase, make_block_world
+from tests.tiny_last_state import last_state_world
+from tests.tiny_manifest import load_tiny
+from tests.tiny_parallel import parallel_world
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+CUDA = torch.device("cuda", 0)
+KINDS = ("none", "ngram", "eagle3", "mtp", "eagle", "peagle", "dspark", "dflash")
+BUCKETS = (16, 40, 64)
+LENGTHS = (1, 15, 16, 17, 33, 40, 41, 64)
+
+
+class PoisonedPrefills(GraphSet):
+    """Captured graphs; what padding may read and what a replay left is overwritten before each."""
+
+    def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
+        super().__init__(
+            round_,
+            batches=batch_sizes(config.batch_buckets, config.max_num_requests),
+            draft_counts=(config.num_speculative_tokens,),
+            contexts=context_buckets(config.max_model_len),
+            kinds=("greedy",),
+        )
+        self.round = round_
+        self.prefills: list[PrefillShape] = []
+
+    def launch(self, shape: RoundShape, buffer: int) -> None:
+        poison_padding(self.round)
+        super().launch(shape, buffer)
+
+    def launch_prefill(self, shape: PrefillShape) -> None:
+        self.prefills.append(shape)
+        prefill = self.round.prefill
+        assert prefill is not None
+        poison_padding(self.round)
+        prefill.output_B.fill_(-7)
+        super().launch_prefill(shape)
+        prefill.inputs_X.fill_(10**9)
+
+    def read_prefill(self) -> int:
+        token = super().read_prefill()
+        self._pinned_token.fill_(-9)
+        return token
+
+
+def _world(folder: Path, kind: str) -> World:
+    if kind in ("mtp", "eagle"):
+        made = last_state_world(folder, "mtp" if kind == "mtp" else "eagle")
+    elif kind == "peagle":
+        made = parallel_world(folder)
+    elif kind in ("dspark", "dflash"):
+        markov = BlockCase(markov="rnn", sliding_window=12)
+        made = make_block_world(folder, markov if kind == "dspark" else BlockCase(markov=None))
+    else:
+        made = make_agreeing_world(folder)
+    return replace(made, models=load_tiny(made.manifest, device=CUDA, dtype=torch.bfloat16))
+
+
+def _request(length: int, **fields: object) -> RequestInput:
+    given = RequestInput(
+        request_id=f"r{length}",
+        prompt_ids_target=prompt_of(length, length),
+        max_tokens=24,
+        ignore_eos=True,
+    )
+    return replace(given, **fields)  # type: ignore[arg-type]
+
+
+def _after_prefill(llm: LLM, request: RequestInput) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    """Return the first token and every bit that a prefill leaves for the rounds after it."""
+    llm.engine.add_request(request)
+    engine = llm.own_engine
+    (delta,) = engine.step()
+    found = engine.find(request.request_id)
+    assert found is not None
+    assert llm.caches is not None
+    blocks, count = found.placed.table.blocks, len(request.prompt_ids_target)
+    kept = [kv_rows(layer, blocks, count) for layer in llm.caches.pool.layers]
+    kept += engine._proposer.export_slot(found.placed.slot).values()
+    assert llm.engine.abort(request.request_id)
+    return delta.ids_target, kept
+
+
+def _one_by_one(llm: LLM, requests: Sequence[RequestInput]) -> dict[str, tuple[int, ...]]:
+    return ids_of([llm.generate([request])[0] for request in requests])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
+    world = _world(tmp_path, kind)
+    settings = {
+        "proposer": kind,
+        "num_speculative_tokens": 0 if kind == "none" else 3,
+        "max_num_requests": 2,
+        "max_model_len": 512,
+        "prefill_chunk_size": 64,
+        "prefill_buckets": BUCKETS,
+    }
+    runners: list[PoisonedPrefills] = []
+
+    def make_runner(round_: DeviceRound, config: RuntimeConfig) -> PoisonedPrefills:
+        runners.append(PoisonedPrefills(round_, config))
+        return runners[-1]
+
+    eager, _ = make_llm(world, is_eager=True, **(settings | {"graphs": "off"}))
+    captured, _ = make_llm(world, make_runner=make_runner, **settings)
+    (runner,) = runners
+    assert len(runner.prefill_shapes) == 2 * len(BUCKETS)
+    for length in LENGTHS:
+        request = _request(length)
+        expected, found = _after_prefill(eager, request), _after_prefill(captured, request)
+        assert found[0] == expected[0], f"prompt of {length}"
+        for one, other in zip(found[1], expected[1], strict=True):
+            assert torch.equal(one, other), f"prompt of {length}"
+    assert [shape.num_rows for shape in runner.prefills] == [
+        min(size for size in BUCKETS if size >= length) for length in LENGTHS
+    ]
+    shared = prompt_of(3, 48)
+    requests = [
+        *(_request(length) for length in (7, 100, 300)),  # the last one: the long context
+        _request(60, prompt_ids_target=(*shared, *prompt_of(9, 12))),
+        _request(55, prompt_ids_target=(*shared, *prompt_of(10, 7))),
+    ]
+    runner.prefills.clear()
+    assert _one_by_one(captured, requests) == _one_by_one(eager, requests)
+    assert [shape.context for shape in runner.prefills] == [256, 256, 512, 256, 256]
+    assert captured.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
+    captured.engine.check()
+
+
+@pytest.mark.parametrize("proposer", ["none", "eagle3"])
+def test_smollm2_with_and_without_captured_prefills(tmp_path: Path, proposer: str) -> None:
+    """Equal answers; tells the time to the first token of a prompt, and what capturing took."""
+    manifest = real_model.write_manifest(tmp_path)
+    prompts, _ = real_model.first_eight()
+    answers = []
+    for buckets in ((), (32, 64, 128, 256)):
+        llm = LLM.from_manifest(
+            manifest,
+            Overrides(
+                proposer=proposer,
+                device="cuda",
+                max_num_requests=1,
+                enable_prefix_cache=False,
+                prefill_buckets=buckets,
+            ),
+        )
+        answers.append(ids_of(real_model.answer(llm, prompts)))
+        taken = []
+        for turn in range(8):
+            request = RequestInput(
+                request_id=f"t{turn}",
+                prompt_ids_target=[(turn * 131 + j * 7) % 40000 + 20 for j in range(120)],
+                max_tokens=1,
+                ignore_eos=True,
+            )
+            start = time.perf_counter()
+            llm.generate([request])
+            taken.append(time.perf_counter() - start)
+        report = llm.engine.graph_report
+        sys.stdout.write(
+            f"\n{proposer}, buckets {buckets}: first token {1e3 * min(taken):.2f} ms (120 rows); "
+            f"{report.num_graphs} graphs, {report.capture_s:.1f} s, "
+            f"{report.memory_bytes / 2**20:.0f} MiB\n"
+        )
+        llm.close()
+    assert answers[0] == answers[1]

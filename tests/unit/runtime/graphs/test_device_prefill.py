@@ -1,0 +1,249 @@
+"""A prefill padded to a bucket equals the eager one: first token, KV, draft state, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from runtime.config import RuntimeConfig
+from runtime.engine.llm import LLM
+from runtime.engine.request import RequestInput
+from runtime.graphs.prefill import PrefillShape
+from runtime.graphs.round import DeviceRound
+from runtime.spec.chain import ChainProposer
+from runtime.spec.types import SamplingParams
+from tests.engine_harness import World, kv_rows, make_world, prompt_of
+from tests.fake_graph import BUCKETS, FakeGraph, ids_of, make_agreeing_world, make_llm
+from tests.tiny_block import BlockCase, make_block_world
+from tests.tiny_grammar import Grammar, parity
+from tests.tiny_last_state import last_state_world
+from tests.tiny_parallel import parallel_world
+
+KINDS = ("none", "ngram", "eagle3", "mtp", "eagle", "peagle", "dspark", "dflash")
+EDGES = (1, 7, 8, 9, 24, 25, 40)
+GAMMA = 3
+
+
+@pytest.fixture(scope="module")
+def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_agreeing_world(tmp_path_factory.mktemp("prefill"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Case:
+    kind, folder = request.param, tmp_path_factory.mktemp("prefill-kinds")
+    if kind in ("mtp", "eagle"):
+        return _Case(kind, last_state_world(folder, kind))
+    if kind == "peagle":
+        return _Case(kind, parallel_world(folder))
+    if kind == "dspark":
+        return _Case(kind, make_block_world(folder, BlockCase(markov="rnn", sliding_window=12)))
+    if kind == "dflash":
+        return _Case(kind, make_block_world(folder, BlockCase(markov=None)))
+    return _Case(kind, make_agreeing_world(folder))
+
+
+class _Case:
+    def __init__(self, kind: str, world: World) -> None:
+        self.kind, self.world = kind, world
+
+    def pair(self, **settings: object) -> tuple[LLM, LLM, FakeGraph]:
+        """Return an engine with eager prefills and one with prefills of fixed sizes."""
+        settings = {
+            "proposer": self.kind,
+            "num_speculative_tokens": 0 if self.kind == "none" else GAMMA,
+            "max_num_requests": 2,
+            **settings,
+        }
+        eager, (plain,) = make_llm(self.world, **(settings | {"prefill_buckets": ()}))
+        assert plain.prefill_shapes == ()
+        device, (graph,) = make_llm(self.world, **settings)
+        return eager, device, graph
+
+
+def _request(seed: int, length: int, **fields: object) -> RequestInput:
+    given = RequestInput(
+        request_id=f"r{seed}-{length}",
+        prompt_ids_target=prompt_of(seed, length),
+        max_tokens=9,
+        ignore_eos=True,
+    )
+    return replace(given, **fields)  # type: ignore[arg-type]
+
+
+def _one_by_one(llm: LLM, requests: Sequence[RequestInput]) -> dict[str, tuple[int, ...]]:
+    """Run requests one after the other, so that every prompt is alone in its step."""
+    return ids_of([llm.generate([request])[0] for request in requests])
+
+
+def _rows(graph: FakeGraph) -> list[tuple[int, int, int]]:
+    return [(shape.num_rows, start, count) for shape, start, count in graph.prefills]
+
+
+def _after_prefill(llm: LLM, request: RequestInput) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    """Return the first token and every bit that a prefill leaves for the rounds after it."""
+    llm.engine.add_request(request)
+    engine = llm.own_engine
+    (delta,) = engine.step()
+    found = engine.find(request.request_id)
+    assert found is not None
+    assert llm.caches is not None
+    blocks, count = found.placed.table.blocks, len(request.prompt_ids_target)
+    kept = [kv_rows(layer, blocks, count) for layer in llm.caches.pool.layers]
+    kept += engine._proposer.export_slot(found.placed.slot).values()
+    assert llm.engine.abort(request.request_id)
+    llm.engine.check()
+    return delta.ids_target, kept
+
+
+def test_a_prefill_leaves_what_the_eager_one_leaves(case: _Case) -> None:
+    eager, device, graph = case.pair()
+    for length in EDGES:
+        request = _request(length, length)
+        expected, found = _after_prefill(eager, request), _after_prefill(device, request)
+        assert found[0] == expected[0]
+        assert len(found[1]) == len(expected[1]) > 0
+        for one, other in zip(found[1], expected[1], strict=True):
+            assert torch.equal(one, other), f"prompt of {length}"
+    assert _rows(graph) == [
+        (min(size for size in BUCKETS if size >= length), 0, length) for length in EDGES
+    ]
+
+
+def test_answers_with_prefix_hits_and_long_prompts(case: _Case) -> None:
+    """Hits leave a part of a prompt, chunks a last one; both start in the middle."""
+    eager, device, graph = case.pair(prefill_chunk_size=32)
+    shared = prompt_of(3, 40)
+    requests = [
+        _request(1, 70),
+        _request(2, 33),
+        _request(3, 40),
+        _request(4, 47, prompt_ids_target=(*shared, *prompt_of(9, 7))),
+        _request(5, 40, prompt_ids_target=shared),
+    ]
+    assert _one_by_one(device, requests) == _one_by_one(eager, requests)
+    assert device.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
+    assert device.engine.stats().num_cached_tokens == eager.engine.stats().num_cached_tokens > 0
+    starts = [start for _, start, _ in _rows(graph)]
+    assert starts[:3] == [64, 32, 32]
+    assert min(starts[3:]) > 0
+    assert device.engine.stats().num_device_rounds > 0
+    device.engine.check()
+
+
+def test_a_late_prompt_is_prefilled_alone_beside_requests_that_decode(agreeing: World) -> None:
+    eager, device, graph = _Case("eagle3", agreeing).pair(max_num_requests=3)
+    requests = [_request(seed, 5 + 9 * seed, max_tokens=30) for seed in range(4)]
+    expected = ids_of(eager.generate(requests))
+    got: dict[str, tuple[int, ...]] = {}
+    waiting, steps = list(requests), 0
+    while waiting or device.engine.has_work:
+        if waiting and steps % 4 == 0:
+            device.engine.add_request(waiting.pop(0))
+        for delta in device.engine.step():
+            got[delta.request_id] = got.get(delta.request_id, ()) + delta.ids_target
+        device.engine.check()
+        steps += 1
+    assert got == expected
+    assert [count for _, _, count in _rows(graph)] == [5, 14, 23, 32]
+    stats = device.engine.stats()
+    assert stats.num_rows >= sum(len(request.prompt_ids_target) for request in requests)
+    assert stats.num_steps == stats.num_device_rounds + len(requests)
+
+
+def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
+    eager, device, graph = _Case("eagle3", agreeing).pair(
+        num_kv_blocks=10,
+        max_num_requests=2,
+        max_model_len=64,
+        enable_prefix_cache=False,
+        prefill_buckets=(8, 64),
+    )
+    requests = [_request(seed, 4 + 5 * seed, max_tokens=32) for seed in range(2)]
+    assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
+    assert device.engine.stats().num_preemptions > 0
+    assert [start for _, start, _ in _rows(graph)] == [0]
+    assert graph.prefills[0][2] > len(requests[1].prompt_ids_target), "output comes back, too"
+    device.engine.check()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"params": SamplingParams(temperature=0.7, seed=5)},
+        {"params": SamplingParams(num_logprobs=1)},
+        {"params": SamplingParams(repetition_penalty=1.2)},
+        {"masks": Grammar(parity)},
+        {"prompt_ids_target": prompt_of(8, 41)},
+    ],
+    ids=["sampled", "logprobs", "penalty", "grammar", "long"],
+)
+def test_other_requests_keep_the_eager_prefill(agreeing: World, fields: dict[str, object]) -> None:
+    eager, device, graph = _Case("eagle3", agreeing).pair()
+    requests = [_request(1, 12, **fields)]
+    assert _one_by_one(device, requests) == _one_by_one(eager, requests)
+    assert graph.prefills == []
+
+
+def test_several_prompts_and_listeners_keep_the_eager_prefill(agreeing: World) -> None:
+    eager, device, graph = _Case("eagle3", agreeing).pair()
+    requests = [_request(1, 12), _request(2, 9)]
+    assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
+    assert graph.prefills == []
+    layers: list[int] = []
+    device.engine.add_request(_request(3, 12))
+    device.own_engine.step(lambda layer, _: layers.append(layer))
+    assert layers == list(range(device.models.target.num_layers))
+    assert graph.prefills == []
+
+
+class ShortByOne(FakeGraph):
+    """Negative control: the last row of every prompt is taken for padding."""
+
+    def launch_prefill(self, shape: PrefillShape) -> None:
+        assert self.round.prefill is not None
+        self.round.prefill.inputs_X[2] -= 1
+        super().launch_prefill(shape)
+
+
+def test_a_wrong_prefill_is_seen(agreeing: World) -> None:
+    settings = {"proposer": "eagle3", "num_speculative_tokens": GAMMA, "max_num_requests": 1}
+    requests = [_request(seed, 12 + seed) for seed in range(4)]
+    right, _ = make_llm(agreeing, is_eager=True, **settings)
+    wrong, _ = make_llm(agreeing, make_runner=ShortByOne, **settings)
+    assert ids_of(right.generate(requests)) != ids_of(wrong.generate(requests))
+
+
+def test_a_draft_that_missed_the_prompt_is_seen(
+    agreeing: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: the draft's part of a prefill matters to acceptance."""
+    requests = [_request(seed, 12 + seed) for seed in range(4)]
+    eager, device, _ = _Case("eagle3", agreeing).pair()
+    monkeypatch.setattr(ChainProposer, "observe_prefill", lambda *_: None)
+    assert _one_by_one(device, requests) == _one_by_one(eager, requests)
+    assert device.engine.stats().num_accepted_at != eager.engine.stats().num_accepted_at
+
+
+def test_sizes_and_the_switch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    world = make_world(tmp_path_factory.mktemp("switch"))
+    made: list[DeviceRound] = []
+
+    def make(round_: DeviceRound, config: RuntimeConfig) -> FakeGraph:
+        made.append(round_)
+        return FakeGraph(round_, config)
+
+    def rows(**settings: object) -> list[int]:
+        make_llm(world, make_runner=make, **settings)
+        prefill = made[-1].prefill
+        return [] if prefill is None else [shape.num_rows for shape in prefill.shapes]
+
+    assert rows(prefill_buckets=()) == []
+    assert rows(prefill_buckets=(16, 4, 300, 600), max_model_len=200) == [300, 16, 4]
+    assert rows(prefill_buckets=(16, 4), max_model_len=512) == [16, 16, 4, 4]
+    layered = last_state_world(tmp_path_factory.mktemp("layers"), "mtp", num_layers=3)
+    make_llm(layered, make_runner=make, proposer="mtp", num_speculative_tokens=3)
+    assert made[-1].prefill is None, "several prediction layers are prefilled eagerly"
