@@ -141,9 +141,11 @@ def _settle_graphs(ledger: Ledger) -> GraphsMode:
 
 def _settle_prefills(ledger: Ledger, graphs: GraphsMode) -> tuple[int, ...]:
     """Return the row counts of prefills that are captured."""
-    if graphs == "off" and ledger.given.prefill_buckets:
-        ledger.idle("prefill_buckets", "nothing is captured")
-    return ledger.pick("prefill_buckets", DEFAULT_PREFILL_BUCKETS)
+    if graphs == "auto":
+        return ledger.pick("prefill_buckets", DEFAULT_PREFILL_BUCKETS)
+    if ledger.given.prefill_buckets:
+        ledger.idle("prefill_buckets", f"`graphs` is {graphs}")
+    return ledger.note("prefill_buckets", (), "derived")
 
 
 def _settle_verification(ledger: Ledger, manifest: Manifest) -> VerificationMode:

@@ -23,7 +23,7 @@ ProposerName = Literal[
     "ngram",
     "oracle",
 ]
-GraphsMode = Literal["auto", "off"]
+GraphsMode = Literal["auto", "rounds", "off"]
 LengthMode = Literal["static", "cap-accept", "compact"]
 StageMode = Literal["whole", "processes", "in-process"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -125,8 +125,9 @@ class RuntimeConfig:
         prefill_buckets: row counts of prefills that are captured beside the rounds: the prompt of
             one greedy request that fits, alone in its step; empty: every prefill is eager.
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
-        graphs: `auto` captures whole rounds as CUDA graphs where device and proposer allow
-            it, `off` runs every round kernel by kernel; the tokens are the same.
+        graphs: `auto` captures whole rounds and short prefills as CUDA graphs where device and
+            proposer allow it, `rounds` the rounds only, `off` runs everything kernel by kernel; the
+            tokens are the same.
         length_mode: `static` gives every request `num_speculative_tokens` drafts; `compact` chooses
             a number for each from measured acceptance and costs, and packs the rows to verify;
             `cap-accept` chooses the same but drafts and verifies all, and only accepts no more

@@ -53,9 +53,10 @@ class VerificationMode(str, Enum):
 
 
 class GraphsMode(str, Enum):
-    """Whether rounds are captured as CUDA graphs."""
+    """What is captured as CUDA graphs."""
 
     auto = "auto"
+    rounds = "rounds"
     off = "off"
 
 
@@ -171,7 +172,11 @@ CostTable = Annotated[
 ]
 Graphs = Annotated[
     GraphsMode | None,
-    typer.Option("--graphs", help="auto: decoding rounds as CUDA graphs; off: kernel by kernel."),
+    typer.Option(
+        "--graphs",
+        help="auto: decoding rounds and short prompts as CUDA graphs; rounds: no prompts; "
+        "off: kernel by kernel.",
+    ),
 ]
 Verification = Annotated[
     VerificationMode | None,

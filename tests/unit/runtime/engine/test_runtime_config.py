@@ -89,6 +89,7 @@ def test_zero_drafts_means_no_proposer(manifest: Manifest) -> None:
         ({"max_ngram": 2}, "max-ngram"),
         ({"num_kv_blocks": 600, "kv_memory_fraction": 0.5}, "kv-memory-fraction"),
         ({"max_num_batched_tokens": 64, "prefill_chunk_size": 65}, "prefill-chunk-size"),
+        ({"graphs": "rounds", "prefill_buckets": (8,)}, "prefill-buckets"),
     ],
 )
 def test_a_setting_without_effect_is_a_warning(
@@ -111,6 +112,7 @@ def test_a_setting_without_effect_is_a_warning(
         ({"kv_block_size": 0}, "SD832", "kv-block-size"),
         ({"kv_memory_fraction": 1.5}, "SD832", "kv-memory-fraction"),
         ({"batch_buckets": (0,)}, "SD832", "batch-buckets"),
+        ({"prefill_buckets": (16, 0)}, "SD832", "prefill-buckets"),
         ({"num_speculative_tokens": -1}, "SD832", "num-speculative-tokens"),
         ({"max_num_requests": 9, "max_num_batched_tokens": 8}, "SD832", "max-num-batched-tokens"),
         ({"max_model_len": 513}, "SD832", "max-model-len"),
@@ -226,3 +228,21 @@ def test_one_full_round_of_every_request_fits_by_default(manifest: Manifest) -> 
 def test_memory_is_asked_for_when_not_given(manifest: Manifest, tmp_path: Path) -> None:
     config = resolve_config(manifest, Overrides(device="cpu", max_num_requests=1))
     assert config.num_kv_blocks == 1 + 512 // 16
+
+
+@pytest.mark.parametrize(
+    ("given", "buckets"),
+    [
+        ({}, (32, 64, 128, 256)),
+        ({"prefill_buckets": (16,)}, (16,)),
+        ({"prefill_buckets": ()}, ()),
+        ({"graphs": "rounds"}, ()),
+        ({"graphs": "off"}, ()),
+    ],
+)
+def test_prefills_that_are_captured(
+    manifest: Manifest, given: dict[str, object], buckets: tuple[int, ...]
+) -> None:
+    config = resolve(manifest, **given)
+    assert config.prefill_buckets == buckets
+    assert config.diagnostics == ()
