@@ -150,9 +150,7 @@ class Step:
         """Run attention over the rows' own and older keys."""
         heads = [self.shapes.num_heads, self.shapes.num_kv_heads, self.shapes.num_kv_heads]
         q, k, v = qkv.view(qkv.shape[0], sum(heads), self.shapes.head_dim).split(heads, dim=1)
-        new = attention.NewRows(
-            k_MGP=k, v_MGP=v, cos_sin_TP=self.cos_sin, ahead=(layer.o, layer.gate_up)
-        )
+        new = attention.NewRows(k_MGP=k, v_MGP=v, cos_sin_TP=self.cos_sin)
         scale = self.shapes.head_dim**-0.5
         mixed = attention.launch_paged_attention(q, layer.cache, batch, scale=scale, new=new)
         return mixed.flatten(1)

@@ -190,7 +190,6 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             "FUSED": is_fused,
             "NORMED": is_fused and model.has_qk_norm,
             "SINGLE": is_single,
-            "AHEAD": is_single and dtype == "bf16",
             "OVERLAP": 2 * (is_fused and arch >= 90),
         }
         case = _case(

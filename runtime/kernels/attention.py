@@ -74,7 +74,6 @@ def attend_new_rows(
     norms: HeadNorms | None = None,
     window: int | None = None,
     segment: int = SEGMENT,
-    ahead: tuple[torch.Tensor, ...] = (),
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, write keys and values to the pool, and attend.
 
@@ -90,8 +89,6 @@ def attend_new_rows(
         window: as in `paged_attention`.
         segment: another one leaves the contract: it sums keys in another order, and only where one
             CUDA kernel does all of this (benchmarks only).
-        ahead: weights of the products that follow, the next one first; where attention leaves a GPU
-            idle they are brought near.
 
     Returns:
         [M, H, P], dtype of `q_MHP`.
@@ -115,13 +112,12 @@ def attend_new_rows(
             norms=norms,
             window=window,
             segment=segment,
-            ahead=ahead,
         )
         return out_MHP.index_select(0, spread.dense_rows_N)
     if q_MHP.is_cuda and batch.rows_per_request is not None:
         from runtime.kernels.cuda.attention import NewRows, launch_paged_attention
 
-        new = NewRows(k_MGP=k_MGP, v_MGP=v_MGP, cos_sin_TP=cos_sin_TP, norms=norms, ahead=ahead)
+        new = NewRows(k_MGP=k_MGP, v_MGP=v_MGP, cos_sin_TP=cos_sin_TP, norms=norms)
         return launch_paged_attention(
             q_MHP, layer, batch, scale=scale, window=window, new=new, segment=segment
         )

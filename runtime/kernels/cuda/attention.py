@@ -28,7 +28,6 @@ from runtime.kernels.cuda.device import (
     overlap_options,
     power_of_two,
 )
-from runtime.kernels.cuda.products import bring_near
 from runtime.kernels.gemm_table import attention_tile
 from runtime.kernels.norm import HeadNorms
 from runtime.kernels.rows import SEGMENT
@@ -42,10 +41,6 @@ CROWDED_WARPS = 4
 SEGMENT_OVERLAP: Overlap = "started"
 _PARTIAL_BYTES = 1 << 28
 _NO_WINDOW = 1 << 30  # keys; no position leaves it, so both cases share one binary
-_HELPER_LANES = tl.constexpr(256)
-_LINE_BYTES = 128
-_AHEAD_LINES = (24 << 20) // _LINE_BYTES  # a part of the L2
-_LARGE_WEIGHT = 1 << 21  # elements; smaller weights are loaded early by their own products
 _MOST_PACKED = 64  # query heads times rows in one product
 
 
@@ -65,31 +60,19 @@ def _program_rows(
     return first_row, part, tl.minimum(num_rows, part + PART_ROWS)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "tile_start",
-        "num_segments",
-        "window",
-        "stride_table",
-        "num_tiles",
-        "num_helpers",
-        "ahead_lines",
-        "later_lines",
-    ]
-)
+@triton.jit(do_not_specialize=["tile_start", "num_segments", "window", "stride_table"])
 def attention_segment_kernel(
     q_ptr, k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, positions_ptr, windows_ptr, limits_ptr,
     slots_ptr, row_request_ptr, table_ptr, tiles_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr,
-    values_ptr, maximum_ptr, total_ptr, arrivals_ptr, out_ptr, ahead_ptr, later_ptr,
+    values_ptr, maximum_ptr, total_ptr, arrivals_ptr, out_ptr,
     scale_log2, norm_eps, tile_start, num_segments, window,
-    num_tiles, num_helpers, ahead_lines, later_lines,
     stride_qm, stride_qh, stride_km, stride_kg, stride_vm, stride_vg, stride_table,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KV_BLOCK_SIZE: tl.constexpr, SEGMENT_KEYS: tl.constexpr, TILE: tl.constexpr,
     WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_P: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
-    SINGLE: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    SINGLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted values [M, H, P] for the rows and query heads of a program.
 
@@ -97,8 +80,7 @@ def attention_segment_kernel(
     [U, G, S, N], and the last of the programs that share rows combines. Fused, queries and keys
     come unrotated, and unnormed if NORMED, and the program stores the new keys and values that it
     is about to read. A program without keys ends at once; of those that share rows at least one has
-    some, and waits. Programs beyond the tiles (AHEAD) have none: they bring the weights that come
-    next into the L2, which few programs of attention leave idle.
+    some, and waits.
     """
     local_tile = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -110,13 +92,6 @@ def attention_segment_kernel(
     )
     packed = tl.arange(0, BLOCK_M)
     is_row = part + packed // GROUP < part_end
-    if AHEAD:
-        is_row = is_row & (local_tile < num_tiles)
-        if local_tile >= num_tiles:
-            place = (local_tile - num_tiles) * KV_HEADS + kv_head
-            helper = (place * num_segments + segment).to(tl.int32)
-            bring_near(ahead_ptr, ahead_lines, helper, num_helpers, _HELPER_LANES)
-            bring_near(later_ptr, later_lines, helper, num_helpers, _HELPER_LANES)
     rows = first_row + part + packed // GROUP
     heads = kv_head * GROUP + packed % GROUP
     limits = tl.load(limits_ptr + rows, mask=is_row, other=-1).to(tl.int32)
@@ -175,32 +150,6 @@ class NewRows:
     v_MGP: torch.Tensor
     cos_sin_TP: torch.Tensor
     norms: HeadNorms | None = None
-    ahead: tuple[torch.Tensor, ...] = ()  # weights of the products that follow, the next one first
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ahead:
-    """What helpers beside `num_programs` of attention bring near: lines of two weights."""
-
-    weights: tuple[torch.Tensor, torch.Tensor]
-    lines: tuple[int, int] = (0, 0)
-    num_helpers: int = 0
-
-    @classmethod
-    def plan(
-        cls, q_MHP: torch.Tensor, new: NewRows | None, num_programs: int, group: int
-    ) -> _Ahead:
-        """Share the bound out to the weights in turn; helpers come in multiples of `group`."""
-        idle = (num_sms(device_arch(q_MHP.device)) - num_programs) // group * group
-        weights = () if new is None else new.ahead[:2]
-        is_large = bool(weights) and weights[0].numel() >= _LARGE_WEIGHT
-        if not (q_MHP.is_cuda and idle > 0 and is_large and q_MHP.element_size() == 2):
-            return cls(weights=(q_MHP, q_MHP))
-        first, second = weights[0], weights[-1]
-        lines = [weight.nbytes // _LINE_BYTES for weight in (first, second)]
-        ahead = min(lines[0], _AHEAD_LINES)
-        later = min(lines[1], _AHEAD_LINES - ahead) if len(weights) > 1 else 0
-        return cls(weights=(first, second), lines=(ahead, later), num_helpers=idle)
 
 
 def launch_paged_attention(
@@ -271,10 +220,7 @@ def _launch_tiles(
     k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
     norms = None if new is None else new.norms
     overlapped, options = overlap_options(q_MHP.device, overlap, SEGMENT_OVERLAP)
-    group = num_kv_heads * num_segments
-    ahead = _Ahead.plan(q_MHP, new, num_tiles * group, group)
-    num_groups = num_tiles + ahead.num_helpers // group
-    attention_segment_kernel[(num_groups, num_kv_heads, num_segments)](
+    attention_segment_kernel[(num_tiles, num_kv_heads, num_segments)](
         q_MHP,
         k,
         v,
@@ -295,15 +241,11 @@ def _launch_tiles(
         total,
         _arrivals(batch, 0 if is_single else num_tiles * num_kv_heads),
         out_MHP,
-        *ahead.weights,
         scale * math.log2(math.e),
         0.0 if norms is None else norms.eps,
         tile_start,
         num_segments,
         _NO_WINDOW if window is None else window,
-        num_tiles,
-        ahead.num_helpers,
-        *ahead.lines,
         q_MHP.stride(0),
         q_MHP.stride(1),
         k.stride(0),
@@ -316,9 +258,8 @@ def _launch_tiles(
         FUSED=new is not None,
         NORMED=norms is not None,
         SINGLE=is_single,
-        AHEAD=ahead.num_helpers > 0,
         OVERLAP=overlapped,
-        num_warps=segment_warps(q_MHP.device, num_tiles * group),
+        num_warps=segment_warps(q_MHP.device, num_tiles * num_kv_heads * num_segments),
         **options,
     )
 

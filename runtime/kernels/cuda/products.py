@@ -26,14 +26,6 @@ def prefetch_lines(pointers):
 
 
 @triton.jit
-def bring_near(pointer, num_lines, helper, num_helpers, LANES: tl.constexpr):
-    """Bring this helper's share of the first lines of a weight into the L2."""
-    for start in range(helper * LANES, num_lines, num_helpers * LANES):
-        lines = tl.minimum(start + tl.arange(0, LANES), num_lines - 1).to(tl.int64)
-        prefetch_lines(pointer + lines * LINE_ELEMENTS)
-
-
-@triton.jit
 def _load_rows(
     rows, is_row, k, FEATURES: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
     PART_FEATURES: tl.constexpr, IS_WEIGHT: tl.constexpr,

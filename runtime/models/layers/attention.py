@@ -119,7 +119,6 @@ class Attention:
         *,
         input_norm_eps: float,
         next_norm_D: torch.Tensor,
-        ahead: tuple[torch.Tensor, ...] = (),
     ) -> Stream:
         """Attend from the stream's rows and add the result to the stream.
 
@@ -130,12 +129,9 @@ class Attention:
             cos_sin_TP: as in `forward`.
             input_norm_eps: of the norm before this attention.
             next_norm_D: [D], weight of the norm after it.
-            ahead: weights of products after the output projection.
         """
         qkv = scaled_linear(stream, self.qkv_weight, self.qkv_bias, eps=input_norm_eps)
-        return self.join(
-            qkv, stream.residual_MD, batch, cache, cos_sin_TP, next_norm_D=next_norm_D, ahead=ahead
-        )
+        return self.join(qkv, stream.residual_MD, batch, cache, cos_sin_TP, next_norm_D=next_norm_D)
 
     def join(
         self,
@@ -146,12 +142,11 @@ class Attention:
         cos_sin_TP: torch.Tensor,
         *,
         next_norm_D: torch.Tensor,
-        ahead: tuple[torch.Tensor, ...] = (),
     ) -> Stream:
         """Attend with projected rows [N, (H + 2 G) P] and add the result to `residual_ND`."""
         return add_to_stream(
             self.ranks,
-            self.mix(qkv_NQ, batch, cache, cos_sin_TP, ahead=(self.o_weight, *ahead)),
+            self.mix(qkv_NQ, batch, cache, cos_sin_TP),
             self.o_weight,
             self.o_bias,
             residual_MD=residual_ND,
@@ -166,7 +161,6 @@ class Attention:
         cos_sin_TP: torch.Tensor,
         *,
         segment: int = SEGMENT,
-        ahead: tuple[torch.Tensor, ...] = (),
     ) -> torch.Tensor:
         """Norm, rotate, write to the cache and attend; return [N, H P].
 
@@ -187,7 +181,6 @@ class Attention:
             norms=self._norms,
             window=self.window,
             segment=segment,
-            ahead=ahead,
         )
         return mixed.flatten(1)
 

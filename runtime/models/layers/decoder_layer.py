@@ -75,6 +75,5 @@ class DecoderLayer:
             cos_sin_TP,
             input_norm_eps=self.rms_norm_eps,
             next_norm_D=self.post_attention_norm,
-            ahead=(self.mlp.gate_up_weight,),
         )
         return self.mlp.advance(attended, eps=self.rms_norm_eps, next_norm_D=next_norm_D)
