@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,22 +97,27 @@ def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchS
         assert manifest is not None, "a benchmark has a manifest or a shape"
         staged = load_staged(manifest, facts, config, has_tokenizer=has_tokenizer)
         models = staged.models
-    found = forced + config.diagnostics + models.diagnostics + invariance_problems(models, config)
-    if has_errors(found):
-        staged.close()
-        raise DiagnosticError(found)
-    return Loaded(
-        path=manifest or settings.shape or directory,
-        manifest=facts,
-        directory=directory,
-        staged=staged,
-        config=config,
-        overrides=overrides,
-        tokenizer=load_tokenizer(resolve_source(facts.target.source, directory))
-        if has_tokenizer
-        else None,
-        diagnostics=found,
-    )
+    with ExitStack() as guard:
+        guard.callback(staged.close)  # what fails from here on leaves no process behind
+        found = (
+            forced + config.diagnostics + models.diagnostics + invariance_problems(models, config)
+        )
+        if has_errors(found):
+            raise DiagnosticError(found)
+        loaded = Loaded(
+            path=manifest or settings.shape or directory,
+            manifest=facts,
+            directory=directory,
+            staged=staged,
+            config=config,
+            overrides=overrides,
+            tokenizer=load_tokenizer(resolve_source(facts.target.source, directory))
+            if has_tokenizer
+            else None,
+            diagnostics=found,
+        )
+        guard.pop_all()
+    return loaded
 
 
 def _check_stages(config: RuntimeConfig, settings: BenchSettings) -> None:
@@ -124,23 +130,23 @@ def _check_stages(config: RuntimeConfig, settings: BenchSettings) -> None:
         return
     wrong = None
     if settings.shape is not None:
-        wrong = "random weights of a shape are not split", "a manifest"
+        wrong = "random weights of a shape are not split", "--shape"
     elif settings.contract == "off":
-        wrong = "the arm without the contract runs in one piece", "`--contract on`"
+        wrong = "the arm without the contract runs in one piece", "--contract off"
     elif config.stage_mode == "processes" and settings.is_forced:
-        wrong = "other processes do not know a schedule of lengths", "no `--force-accept-length`"
+        wrong = "other processes do not know a schedule of lengths", "--force-accept-length"
     elif config.stage_mode == "processes" and settings.reference is not None:
-        wrong = "margins to a reference need the whole target here", "no `--reference`"
+        wrong = "margins to a reference need the whole target here", "--reference"
     if wrong is not None:
-        message, expected = wrong
+        message, option = wrong
         stages, ranks = config.pipeline_parallel, config.tensor_parallel
         raise DiagnosticError(
             diagnose(
                 "SD832",
                 where="--pp" if stages > 1 else "--tp",
-                message=f"the target is spread over {stages} stages of {ranks} ranks: {message}",
-                expected=expected,
-                found=config.stage_mode,
+                message=f"`{option}` does not go with `--pp {stages} --tp {ranks}`: {message}",
+                expected=f"one stage of one rank, or no `{option}`",
+                found=f"{stages} x {ranks} ({config.stage_mode})",
             )
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -16,10 +16,13 @@ from runtime.bench.contract_off import FreeChoices, free_models, tune_products
 from runtime.bench.margin import top_two_after
 from runtime.bench.prompts import random_prompts
 from runtime.bench.shape import shape_manifest
+from runtime.config import RuntimeConfig
 from runtime.engine.llm import LLM
+from runtime.engine.staged import StagedModels
+from runtime.loading import LoadedModels
 from runtime.spec.ngram import NgramProposer
 from runtime.spec.script_table import Room
-from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.diagnostics import DiagnosticError, diagnose
 from tests.bench_harness import CPU, PROMPTS, ROOT, SHAPE, bench
 
 
@@ -209,3 +212,18 @@ def test_a_config_that_cannot_be_a_target_is_refused(
     with pytest.raises(DiagnosticError) as caught:
         shape_manifest(path)
     assert caught.value.diagnostics[0].code == "SD117"
+
+
+def test_processes_end_when_loading_fails_after_they_started(
+    tiny_pair: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[StagedModels] = []
+
+    def fail(models: LoadedModels, config: RuntimeConfig) -> NoReturn:
+        raise DiagnosticError(diagnose("SD830", where="probe", message="the device went away"))
+
+    monkeypatch.setattr("runtime.bench.arms.invariance_problems", fail)
+    monkeypatch.setattr(StagedModels, "close", lambda staged: closed.append(staged))
+    with pytest.raises(DiagnosticError, match="SD830"):
+        bench(tiny_pair, CPU, prompts=prompts)
+    assert len(closed) == 1
