@@ -13,7 +13,7 @@ import torch
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.disagg.early import EarlySender, Ready, mark
 from runtime.disagg.frames import Frame, Offer, Prefill
-from runtime.disagg.handshake import Hello, Layout
+from runtime.disagg.handshake import FirstProposal, Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.outbox import pool_block_bytes
@@ -22,7 +22,6 @@ from runtime.disagg.transport import Transport
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.engine import Engine
-from runtime.engine.first_drafts import FirstProposal
 from runtime.engine.llm import build_engine
 from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.engine.request import RequestDelta, RequestInput

@@ -94,7 +94,7 @@ class Notes:
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
 
-    def post(self, key: str, value: str) -> None:
+    def publish(self, key: str, value: str) -> None:
         self._values[key] = value
 
     def take(self, key: str) -> str | None:

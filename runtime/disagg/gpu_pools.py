@@ -18,6 +18,7 @@ from runtime.disagg.failures import carrier_failed
 from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
 from runtime.parallel.gpu_memory import gpu_name, open_memory, share_memory
+from runtime.parallel.lost import first_line
 from specctl.contract.diagnostics import DiagnosticError
 
 _NAME = "shared"
@@ -84,8 +85,8 @@ def open_pool(address: GpuAddress, device: torch.device) -> tuple[KVLayer, ...]:
             for item in address.tensors
         ]
     except RuntimeError as error:
-        text = str(error).partition("\n")[0]
-        raise DiagnosticError(carrier_failed(_NAME, f"CUDA IPC was refused: {text}")) from error
+        found = f"CUDA IPC was refused: {first_line(error)}"
+        raise DiagnosticError(carrier_failed(_NAME, found)) from error
     return tuple(KVLayer(k=k, v=v) for k, v in zip(views[::2], views[1::2], strict=True))
 
 

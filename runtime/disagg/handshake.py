@@ -19,6 +19,8 @@ RANK_FACTS = frozenset({"target", "dtype", "kv_block_size", "fingerprint", "peer
 
 Role = Literal["prefill", "decode"]
 CarrierName = Literal["memory", "shared", "nixl", "mooncake"]
+FirstProposal = Literal["one_hot", "full"]
+"""What stands for the law of a first round's drafts: certainty, or the law itself."""
 _UNSTATED = "not stated"
 
 

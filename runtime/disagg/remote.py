@@ -91,7 +91,7 @@ _ORDERS = msgspec.msgpack.Decoder(StageOrder)
 class Board(Protocol):
     """Where stages put what the last one looks for; `ProcessGroups` has one."""
 
-    def post(self, key: str, value: str) -> None:
+    def publish(self, key: str, value: str) -> None:
         """Let others read a value."""
 
     def take(self, key: str) -> str | None:
@@ -231,7 +231,8 @@ class StageSender:
             self._report(number, Report(num_kv_bytes=over.num_kv_bytes, problem=over.problem))
 
     def _report(self, number: int, report: Report) -> None:
-        self._board.post(report_key(self._rank, number), msgspec.json.encode(report).decode())
+        text = msgspec.json.encode(report).decode()
+        self._board.publish(report_key(self._rank, number), text)
 
 
 class StageOutlet:

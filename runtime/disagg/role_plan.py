@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
-from runtime.disagg.handshake import CarrierName, Role, rank_facts
+from runtime.disagg.handshake import CarrierName, FirstProposal, Role, rank_facts
 from runtime.disagg.limits import Limits
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
@@ -31,7 +30,7 @@ class RolePlan(msgspec.Struct, frozen=True, kw_only=True):
     listen_host: str
     transport: CarrierName
     transport_host: str
-    first_proposal: Literal["one_hot", "full"]
+    first_proposal: FirstProposal
     transfer_timeout_s: float
     limits: Limits
 

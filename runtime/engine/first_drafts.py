@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from runtime.disagg.frames import TensorBytes, pack_tensor
+from runtime.disagg.handshake import FirstProposal
 from runtime.engine.request import Request
 from runtime.spec.types import Proposer
-
-FirstProposal = Literal["one_hot", "full"]
-"""What stands for the law of a first round's drafts: certainty, or the law itself."""
 
 
 def first_drafts(

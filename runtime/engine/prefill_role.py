@@ -28,12 +28,13 @@ from runtime.disagg.frames import (
     Released,
     pack_tensor,
 )
+from runtime.disagg.handshake import FirstProposal
 from runtime.disagg.listen import Arrived, Left, PeerEvent
 from runtime.disagg.outbox import Route, Transfer
 from runtime.disagg.ports import DecodePort
 from runtime.disagg.remote import StageOutlet
 from runtime.engine.engine import Engine
-from runtime.engine.first_drafts import FirstProposal, first_drafts
+from runtime.engine.first_drafts import first_drafts
 from runtime.engine.prefill_jobs import PrefillJob
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats

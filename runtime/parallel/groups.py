@@ -31,7 +31,7 @@ from runtime.parallel.channels import DistributedChannel
 from runtime.parallel.gpu_memory import GpuSlots, gpu_name
 from runtime.parallel.hand_off import HandOff, NcclHandOff, RingHandOff
 from runtime.parallel.layout import ParallelLayout, Place
-from runtime.parallel.lost import lost_peer
+from runtime.parallel.lost import lost_as_diagnostic, lost_peer
 from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
@@ -265,34 +265,26 @@ class ProcessGroups:
         )
 
     def publish(self, key: str, value: str) -> None:
-        """Let every process read a value."""
-        self._store.set(key, value)
-
-    def post(self, key: str, value: str) -> None:
-        """Put a value where one process finds it with `take`; in any thread.
+        """Let every process `read` a value, or one `take` it; in any thread.
 
         Raises:
             DiagnosticError: SD855, the store is gone.
         """
-        try:
+        with lost_as_diagnostic():
             self._store.set(key, value)
-        except RuntimeError as error:
-            raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
 
     def take(self, key: str) -> str | None:
-        """Return a value that another process posted, once; None while it is not there.
+        """Return a value that another process published, once; None while it is not there.
 
         Raises:
             DiagnosticError: SD855, the store is gone.
         """
-        try:
+        with lost_as_diagnostic():
             if not self._store.check([key]):
                 return None
             value = self._store.get(key).decode()
             self._store.delete_key(key)
-        except RuntimeError as error:
-            raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
-        return value
+            return value
 
     def read(self, key: str, *, is_peer_alive: Callable[[], bool] | None = None) -> str:
         """Wait for a value that another process publishes.
@@ -305,7 +297,7 @@ class ProcessGroups:
             DiagnosticError: SD855, it did not come within the time limit, or never will.
         """
         end = time.monotonic() + self._start_timeout_s
-        try:
+        with lost_as_diagnostic():
             while not self._store.check([key]):
                 if is_peer_alive is not None and not is_peer_alive():
                     raise DiagnosticError(lost_peer(f"it ended before `{key}`"))
@@ -313,8 +305,6 @@ class ProcessGroups:
                     raise DiagnosticError(lost_peer(f"no `{key}` in {self._start_timeout_s:g} s"))
                 time.sleep(_POLL_S)
             return self._store.get(key).decode()
-        except RuntimeError as error:
-            raise DiagnosticError(lost_peer(str(error).partition("\n")[0])) from error
 
 
 def way_between(one: str, other: str) -> Way:

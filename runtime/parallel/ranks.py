@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from runtime.parallel.lost import first_line
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 # The newer name of the same call; what came before warns.
@@ -82,7 +83,7 @@ class DistributedRanks:
         try:
             _gather_into(flat, sent, group=self._group)
         except RuntimeError as error:
-            raise DiagnosticError(lost_rank(str(error).partition("\n")[0])) from error
+            raise DiagnosticError(lost_rank(first_line(error))) from error
         return out.to(x.device)
 
 

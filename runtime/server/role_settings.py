@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Literal
 
-from runtime.disagg.handshake import CarrierName, Role
+from runtime.disagg.handshake import CarrierName, FirstProposal, Role
 from runtime.disagg.limits import Limits
 
 
@@ -29,7 +28,7 @@ class RoleOptions:
     peers: tuple[str, ...] = ()
     transport: CarrierName = "shared"
     transport_host: str = "127.0.0.1"
-    first_proposal: Literal["one_hot", "full"] = "one_hot"
+    first_proposal: FirstProposal = "one_hot"
     transfer_timeout_s: float = 30.0
     limits: Limits = field(default_factory=Limits)
 

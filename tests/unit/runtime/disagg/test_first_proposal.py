@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from runtime.disagg.frames import Prefilled, unpack_tensor
-from runtime.engine.first_drafts import FirstProposal
+from runtime.disagg.handshake import FirstProposal
 from runtime.engine.request import RequestInput
 from runtime.kernels.rejection import RowDecisions, RowDrafts, probabilities, row_laws
 from runtime.spec import verify
