@@ -24,7 +24,7 @@ from runtime.loading import load_models
 from runtime.parallel.ranks import Ranks
 from runtime.server.loop import EnginePort
 from runtime.server.role_settings import RoleOptions
-from runtime.server.roles import DecodeRole
+from runtime.server.roles import DecodeRole, role_plan
 from runtime.spec.types import SamplingParams
 from specctl.contract.codec import load_manifest
 from specctl.ops.emit_manifest import emit_manifest
@@ -146,7 +146,7 @@ def prefilled_elsewhere(
             manifest, small(device), needs_tokenizer=False, allocate=transport.allocate
         )
         options = RoleOptions(role="decode", peers=(address,))
-        role = DecodeRole(llm, options, transport)
+        role = DecodeRole(llm, role_plan(options), options, transport)
         news = Event()
         role.start(news.set)
         try:

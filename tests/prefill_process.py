@@ -9,7 +9,7 @@ from pathlib import Path
 from runtime.disagg.carriers import make_transport
 from runtime.engine.llm import LLM
 from runtime.server.role_settings import RoleOptions
-from runtime.server.roles import PrefillRole
+from runtime.server.roles import PrefillRole, role_plan
 from tests.parallel_cases import small
 
 
@@ -17,7 +17,8 @@ def main(manifest: Path, device: str) -> None:
     """Serve until standard input ends."""
     transport = make_transport("shared", host="127.0.0.1")
     llm = LLM.from_manifest(manifest, small(device), needs_tokenizer=False)
-    role = PrefillRole(llm, RoleOptions(role="prefill", listen="127.0.0.1:0"), transport)
+    options = RoleOptions(role="prefill", listen="127.0.0.1:0")
+    role = PrefillRole(llm, role_plan(options), options, transport)
     news, is_over = threading.Event(), threading.Event()
 
     def wait_for_end() -> None:

@@ -19,15 +19,16 @@ from runtime.config import Overrides
 from runtime.disagg.carriers import make_transport
 from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import Frame, Offer
-from runtime.disagg.handshake import Hello, Layout
+from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
+from runtime.disagg.outbox import pool_block_bytes
 from runtime.disagg.routes import Routes
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.llm import LLM
 from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.server.role_settings import RoleOptions
-from runtime.server.roles import PrefillRole
+from runtime.server.roles import PrefillRole, role_plan
 
 
 class Mark:
@@ -173,7 +174,7 @@ def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
     end, caches = _PrefillEnd(queues), prefill.caches
     layout = Layout(stage_layers=(caches.num_target_layers,), tensor_parallel=1)
     sender = PrefillEngine(
-        prefill.local_engine,
+        prefill.own_engine,
         PrefillParts(
             proposer=caches.proposer,
             pool=caches.pool.layers,
@@ -195,17 +196,25 @@ def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
         transfer_s=30.0,
     )
     receiver = transport.receive_into(decode.caches.pool.layers)
-    hello = Hello(protocol=1, role="decode", facts={}, layout=layout, transport=transport.name)
+    hello = Hello(
+        protocol=PROTOCOL_VERSION, role="decode", facts={}, layout=layout, transport=transport.name
+    )
     offer = Offer(addresses=[receiver.address])
     queues.to_prefill.append(Arrived(peer="decode", theirs=hello, offer=offer))
-    return sender, DecodeEngine(decode.local_engine, port=_DecodeEnd(queues), name="decode")
+    return sender, DecodeEngine(
+        decode.own_engine,
+        port=_DecodeEnd(queues),
+        name="decode",
+        block_bytes=pool_block_bytes(decode.caches.pool.layers),
+    )
 
 
 def serve_prefill(path: Path, overrides: Overrides) -> None:
     """Serve prefills until standard input ends; print the address, then when each prefill ended."""
     transport = make_transport("shared", host="127.0.0.1")
     llm = LLM.from_manifest(path, overrides, needs_tokenizer=False)
-    role = PrefillRole(llm, RoleOptions(role="prefill", listen="127.0.0.1:0"), transport)
+    options = RoleOptions(role="prefill", listen="127.0.0.1:0")
+    role = PrefillRole(llm, role_plan(options), options, transport)
     marks = Marks(device=llm.config.device)
     marks.watch(llm)
     news, is_over = threading.Event(), threading.Event()

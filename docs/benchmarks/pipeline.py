@@ -32,7 +32,7 @@ from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.server.loop import EnginePort
 from runtime.server.role_settings import RoleOptions
-from runtime.server.roles import DecodeRole
+from runtime.server.roles import DecodeRole, role_plan
 from specctl.contract.diagnostics import DiagnosticError
 
 FIGURES = ("stages", "processes", "hand-off", "hand-off-processes")
@@ -188,7 +188,8 @@ def hand_off_processes(given: argparse.Namespace, path: Path) -> None:
         llm = LLM.from_manifest(
             path, settings(given), needs_tokenizer=False, allocate=transport.allocate
         )
-        role = DecodeRole(llm, RoleOptions(role="decode", peers=(address,)), transport)
+        options = RoleOptions(role="decode", peers=(address,))
+        role = DecodeRole(llm, role_plan(options), options, transport)
         role.start(Event().set)
         marks = Marks(device=llm.config.device)
         marks.watch(llm)
