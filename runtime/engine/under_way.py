@@ -141,7 +141,8 @@ class RoundsUnderWay:
         except DiagnosticError as error:
             blamed = _blamed(error, started.plan.requests)
             rest = started.plan.without(tuple(item.request for item in blamed))
-            return started, None, [*blamed, *self.start(rest)]
+            again = self.start(rest, is_heard=on_rows is not None)
+            return started, None, [*blamed, *again]
         return started, done, []
 
     def abandon(self) -> None:
