@@ -17,7 +17,6 @@ from runtime.spec.chain import ChainProposer
 from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, kv_rows, make_world, prompt_of
 from tests.fake_graph import BUCKETS, FakeGraph, ids_of, make_agreeing_world, make_llm
-from tests.tiny import VOCAB_SIZE
 from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_grammar import Grammar, parity
 from tests.tiny_last_state import last_state_world
@@ -199,26 +198,6 @@ def test_several_prompts_and_listeners_keep_the_eager_prefill(agreeing: World) -
     device.own_engine.step(lambda layer, _: layers.append(layer))
     assert layers == list(range(device.models.target.num_layers))
     assert graph.prefills == []
-
-
-def test_a_listener_hears_what_is_left_of_a_round_that_failed(agreeing: World) -> None:
-    """A prefill server sends each layer as it hears of it: unheard ones would never arrive."""
-
-    def nothing(output: Sequence[int]) -> torch.Tensor:
-        return torch.zeros(VOCAB_SIZE, dtype=torch.bool)
-
-    _, device, graph = _Case("eagle3", agreeing).pair()
-    device.engine.add_request(_request(1, 12, masks=Grammar(nothing)))
-    device.engine.add_request(_request(2, 9))
-    layers: list[int] = []
-    found = device.own_engine.step(lambda layer, _: layers.append(layer))
-    found += device.own_engine.step(lambda layer, _: layers.append(layer))
-    assert [delta.error.code for delta in found if delta.error is not None] == ["SD924"]
-    assert [len(delta.ids_target) for delta in found if delta.error is None][:1] == [1]
-    assert graph.prefills == []
-    assert layers[: 2 * device.models.target.num_layers] == 2 * list(
-        range(device.models.target.num_layers)
-    )
 
 
 class ShortByOne(FakeGraph):
