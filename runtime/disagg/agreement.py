@@ -7,6 +7,7 @@ agree: a transfer is over once it is over on all of them, and failed if it faile
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,10 @@ import torch
 from runtime.disagg.failures import carrier_failed
 from runtime.parallel.ranks import Ranks
 from specctl.contract.diagnostics import Diagnostic
+
+logger = logging.getLogger(__name__)
+
+_NOT_OVER, _ARRIVED, _FAILED = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,21 +76,29 @@ class RankAgreement:
         if not names:
             return {}
         found = self._ranks.gather(torch.tensor([_numbers(over.get(name)) for name in names]))
-        lowest, highest = found[..., 0].amin(dim=0).tolist(), found[..., 0].amax(dim=0).tolist()
+        outcomes = found[..., 0].T.tolist()
         num_bytes = found[..., 1].sum(dim=0).tolist()
-        elsewhere = carrier_failed("ranks", "a transfer of another rank failed")
         return {
-            name: Ended(
-                problem=(over[name].problem or elsewhere) if high == 2 else None,
-                num_kv_bytes=count,
-            )
-            for name, low, high, count in zip(names, lowest, highest, num_bytes, strict=True)
-            if low
+            name: Ended(problem=self._problem(name, over[name], ranks), num_kv_bytes=count)
+            for name, ranks, count in zip(names, outcomes, num_bytes, strict=True)
+            if min(ranks) > _NOT_OVER
         }
+
+    def _problem(self, name: str, own: Ended, outcomes: Sequence[int]) -> Diagnostic | None:
+        """Return why a transfer failed, of this rank's own finding where it has one."""
+        if own.problem is not None:
+            if self._ranks.rank > 0:  # the first rank alone answers the other side
+                logger.warning("%s: %s", name, own.problem.oneline())
+            return own.problem
+        if _FAILED not in outcomes:
+            return None
+        return carrier_failed(
+            "ranks", f"rank {outcomes.index(_FAILED)} of the stage failed; its log says why"
+        )
 
 
 def _numbers(ended: Ended | None) -> tuple[int, int]:
-    """Return 0 (not over), 1 (arrived) or 2 (failed), and bytes."""
+    """Return the outcome of a transfer, and bytes."""
     if ended is None:
-        return 0, 0
-    return (1 if ended.problem is None else 2), ended.num_kv_bytes
+        return _NOT_OVER, 0
+    return (_ARRIVED if ended.problem is None else _FAILED), ended.num_kv_bytes
