@@ -23,12 +23,17 @@ def test_what_is_left_of_a_round_that_failed_is_heard(tmp_path: Path) -> None:
     """A prefill server sends each layer as it hears of it: unheard ones would never arrive."""
     world = make_agreeing_world(tmp_path)
     llm, (graph,) = make_llm(world, proposer="eagle3", num_speculative_tokens=3, max_num_requests=2)
-    asked = {"max_tokens": 9, "ignore_eos": True}
-    ill = RequestInput(
-        request_id="ill", prompt_ids_target=prompt_of(1, 12), masks=Grammar(nothing), **asked
+    ill, well = (
+        RequestInput(
+            request_id=name,
+            prompt_ids_target=prompt_of(seed, length),
+            max_tokens=9,
+            ignore_eos=True,
+            masks=masks,
+        )
+        for name, seed, length, masks in (("ill", 1, 12, Grammar(nothing)), ("well", 2, 9, None))
     )
     llm.engine.add_request(ill)
-    well = RequestInput(request_id="well", prompt_ids_target=prompt_of(2, 9), **asked)
     llm.engine.add_request(well)
     layers: list[int] = []
     found: list[RequestDelta] = []
