@@ -1,9 +1,9 @@
 """Prefills of one request that run on the device as rounds do, without host reads in between.
 
-A step that has one prefill, and that in reach of the captured sizes, runs it alone: the requests
-that decode wait for the next step. Whatever does not fit (several prompts at once, a chunk that is
-not the last one, options that need more than the argmax) stays on the eager path, with the same
-bits.
+A step that has few prefills runs the first one alone if it is in reach of the captured sizes: the
+others and the requests that decode wait for the next steps. Whatever does not fit (many prompts at
+once, a chunk that is not the last one, options that need more than the argmax) stays on the eager
+path, with the same bits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from runtime.engine.scheduler import Plan, PrefillWork
 from runtime.graphs.prefill import PrefillInput, PrefillShape, PrefillState
 from runtime.graphs.round import RoundRunner
 from runtime.spec.types import PrefillProposer, RoundResult
+
+MOST_IN_TURN = 4
+"""Prompts of a step that are taken one after the other; more of them share an eager forward."""
 
 
 class DevicePrefills:
@@ -33,11 +36,11 @@ class DevicePrefills:
         self._proposer = proposer
 
     def start(self, plan: Plan) -> StartedRound | None:
-        """Launch the prefill of a plan; None: the plan is the eager path's.
+        """Launch the first prefill of a plan; None: the plan is the eager path's.
 
         Sync: none.
         """
-        if len(plan.prefills) != 1:
+        if not 1 <= len(plan.prefills) <= MOST_IN_TURN:
             return None
         work = plan.prefills[0]
         shape = self._shape(work)
@@ -55,7 +58,7 @@ class DevicePrefills:
         self._runner.launch_prefill(shape)
         span = RowSpan(request=request, first_row=0, start=work.start, num_rows=work.num_rows)
         return under_way(
-            plan.without(tuple(item.request for item in plan.decodes)),
+            plan.without(tuple(other for other in plan.requests if other is not request)),
             StepRows(spans=(span,), yielding=(request,), decoding=()),
         )
 

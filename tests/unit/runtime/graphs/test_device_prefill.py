@@ -10,6 +10,7 @@ import torch
 
 from runtime.config import RuntimeConfig
 from runtime.engine.llm import LLM
+from runtime.engine.prefills import MOST_IN_TURN
 from runtime.engine.request import RequestInput
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import DeviceRound
@@ -165,8 +166,8 @@ def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
     requests = [_request(seed, 4 + 5 * seed, max_tokens=32) for seed in range(2)]
     assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
     assert device.engine.stats().num_preemptions > 0
-    assert [start for _, start, _ in _rows(graph)] == [0]
-    assert graph.prefills[0][2] > len(requests[1].prompt_ids_target), "output comes back, too"
+    assert [start for _, start, _ in _rows(graph)] == [0, 0, 0]
+    assert graph.prefills[-1][2] > len(requests[1].prompt_ids_target), "output comes back, too"
     device.engine.check()
 
 
@@ -188,11 +189,26 @@ def test_other_requests_keep_the_eager_prefill(agreeing: World, fields: dict[str
     assert graph.prefills == []
 
 
-def test_several_prompts_and_listeners_keep_the_eager_prefill(agreeing: World) -> None:
+def test_few_prompts_are_prefilled_in_turn_and_many_together(agreeing: World) -> None:
+    eager, device, graph = _Case("eagle3", agreeing).pair(max_num_requests=MOST_IN_TURN + 1)
+    few = [_request(seed, 9 + seed) for seed in range(MOST_IN_TURN)]
+    assert ids_of(device.generate(few)) == ids_of(eager.generate(few))
+    assert [count for _, _, count in _rows(graph)] == [9 + seed for seed in range(MOST_IN_TURN)]
+    device.engine.check()
+    many = [_request(seed, 20 + seed) for seed in range(MOST_IN_TURN + 1)]
+    assert ids_of(device.generate(many)) == ids_of(eager.generate(many))
+    assert len(graph.prefills) == MOST_IN_TURN
+
+
+def test_a_prompt_that_does_not_fit_takes_the_others_along(agreeing: World) -> None:
     eager, device, graph = _Case("eagle3", agreeing).pair()
-    requests = [_request(1, 12), _request(2, 9)]
+    requests = [_request(1, 41), _request(2, 9)]
     assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
     assert graph.prefills == []
+
+
+def test_a_listener_keeps_the_eager_prefill(agreeing: World) -> None:
+    _, device, graph = _Case("eagle3", agreeing).pair()
     layers: list[int] = []
     device.engine.add_request(_request(3, 12))
     device.own_engine.step(lambda layer, _: layers.append(layer))
