@@ -286,4 +286,5 @@ def test_info_names_origins(server: LiveServer) -> None:
         "capture_s": 0.0,
         "memory_bytes": 0,
         "skipped_batches": [],
+        "skipped_prefill_rows": [],
     }
