@@ -18,6 +18,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen3(tmp_path_factory.mktemp("bench-qwen3"))
 
 
+@pytest.mark.slow
 def test_two_points_over_two_stages_of_two_ranks(
     manifest: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

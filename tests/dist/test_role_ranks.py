@@ -258,6 +258,7 @@ def alone_on(manifest: Path, ranks: Ranks) -> list[tuple[int, ...]]:
     return [ids[item.request_id] for item in REQUESTS]
 
 
+@pytest.mark.slow
 def test_prediction_layers_in_the_layout_of_the_source_document(
     tmp_path: Path, opened: list[Servers]
 ) -> None:

@@ -44,6 +44,7 @@ def over_two(manifest: Path, layout: str) -> tuple[LLM, subprocess.Popen[bytes]]
     return llm, child
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_server_may_be_idle_for_longer_than_a_process_may_be_silent(
     manifest: Path, layout: str
