@@ -21,7 +21,7 @@ from tests.tiny import write_tiny_target
 from tests.tiny_agreeing import write_agreeing_eagle3
 from tests.tiny_manifest import write_manifest
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(120)]
 TIMEOUT_S = 3.0
 LAYOUTS = ("tensor_parallel", "pipeline_parallel")
 
@@ -44,7 +44,6 @@ def over_two(manifest: Path, layout: str) -> tuple[LLM, subprocess.Popen[bytes]]
     return llm, child
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_server_may_be_idle_for_longer_than_a_process_may_be_silent(
     manifest: Path, layout: str
