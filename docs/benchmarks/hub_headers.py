@@ -169,11 +169,14 @@ def row(key: tuple[str, int, str], figures: list[Figure]) -> str:
 def comparison(results: Results) -> str:
     """Say where the first arm takes longer, and where it makes more requests, than the second."""
 
+    def figures(place: tuple[str, int], arm: str) -> list[Figure]:
+        return results[(place[0], place[1], arm)]
+
     def median(place: tuple[str, int], arm: str) -> float:
-        return statistics.median(figure.wall_s for figure in results[(*place, arm)]) * 1e3
+        return statistics.median(figure.wall_s for figure in figures(place, arm)) * 1e3
 
     def requests(place: tuple[str, int], arm: str) -> int:
-        return max(figure.num_requests for figure in results[(*place, arm)])
+        return max(figure.num_requests for figure in figures(place, arm))
 
     slower = [
         f"{place[0]} with {place[1]} ms ({median(place, ARMS[0]):.0f} against "
@@ -205,7 +208,7 @@ def page(results: Results, runs: int, load: tuple[float, float]) -> str:
             "",
             "| repository | delay, ms | arm | requests | MB | median, ms | min | max |",
             "|---|---:|---|---:|---:|---:|---:|---:|",
-            *(row((*place, arm), results[(*place, arm)]) for place in PLACES for arm in ARMS),
+            *(row(key, results[key]) for key in ((*p, arm) for p in PLACES for arm in ARMS)),
             "",
             ONE_FILE_TEXT,
             "",

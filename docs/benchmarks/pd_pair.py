@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,11 +25,14 @@ from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.outbox import pool_block_bytes
 from runtime.disagg.routes import Routes
+from runtime.engine.caches import Caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.llm import LLM
 from runtime.engine.prefill_role import PrefillEngine, PrefillParts
+from runtime.graphs.state import RoundShape
 from runtime.server.role_settings import RoleOptions
 from runtime.server.roles import PrefillRole, role_plan
+from runtime.spec.types import Observation, Proposal, RequestView
 
 
 class Mark:
@@ -36,9 +40,9 @@ class Mark:
 
     def __init__(self, device: torch.device) -> None:
         """Mark the current stream."""
-        self._event = None
+        self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._event.record()
         self.host_s = time.perf_counter()
 
@@ -47,7 +51,7 @@ class Mark:
         if self._event is None or later._event is None:
             return (later.host_s - self.host_s) * 1e6
         later._event.synchronize()
-        return self._event.elapsed_time(later._event) * 1e3
+        return float(self._event.elapsed_time(later._event)) * 1e3
 
     def at_s(self, base: Mark) -> float:
         """Return when the device got here on the host's clock; `base` marked an idle device."""
@@ -83,34 +87,43 @@ class Marks:
 
     def watch(self, llm: LLM) -> None:
         """Mark what an engine launches: the last thing of a prefill, the first of a decode."""
-        proposer = llm.caches.proposer
+        proposer = caches_of(llm).proposer
         observe, propose = proposer.observe, proposer.propose
 
-        def observed(observation):
+        def observed(observation: Observation) -> None:
             observe(observation)
             if self.decoding is None:
                 self.prefilled = Mark(self.device)
 
-        def proposed(views):
+        def proposed(views: Sequence[RequestView]) -> Proposal:
             if any(view.num_drafts for view in views):
                 self.start()
             return propose(views)
 
-        proposer.observe, proposer.propose = observed, proposed
-        if llm.engine._pipeline is not None:
-            runner = llm.engine._pipeline._runner
+        # An engine has no hook for this, and no other use for one.
+        proposer.observe, proposer.propose = observed, proposed  # type: ignore[method-assign]
+        pipeline = llm.own_engine._pipeline
+        if pipeline is not None:
+            runner = pipeline._runner
             launch = runner.launch
 
-            def launched(shape, buffer):
+            def launched(shape: RoundShape, buffer: int) -> None:
                 self.start()
                 launch(shape, buffer)
 
-            runner.launch = launched
+            runner.launch = launched  # type: ignore[method-assign]
 
     def start(self) -> None:
         """Mark the start of decoding, once."""
         if self.decoding is None:
             self.decoding = Mark(self.device)
+
+
+def caches_of(llm: LLM) -> Caches:
+    """Return the caches of an engine that runs in this process."""
+    if llm.caches is None:
+        raise SystemExit("the engine's caches are in other processes")
+    return llm.caches
 
 
 def _reached(mark: Mark | None) -> Mark:
@@ -171,7 +184,8 @@ class _PrefillEnd:
 def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
     """Return both roles over two LLMs of one process; KV is copied from pool to pool."""
     transport, queues = MemoryTransport(), _Queues()
-    end, caches = _PrefillEnd(queues), prefill.caches
+    end, caches = _PrefillEnd(queues), caches_of(prefill)
+    decode_layers = caches_of(decode).pool.layers
     layout = Layout(stage_layers=(caches.num_target_layers,), tensor_parallel=1)
     sender = PrefillEngine(
         prefill.own_engine,
@@ -195,7 +209,7 @@ def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
         first_proposal="one_hot",
         transfer_s=30.0,
     )
-    receiver = transport.receive_into(decode.caches.pool.layers)
+    receiver = transport.receive_into(decode_layers)
     hello = Hello(
         protocol=PROTOCOL_VERSION, role="decode", facts={}, layout=layout, transport=transport.name
     )
@@ -205,7 +219,7 @@ def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
         decode.own_engine,
         port=_DecodeEnd(queues),
         name="decode",
-        block_bytes=pool_block_bytes(decode.caches.pool.layers),
+        block_bytes=pool_block_bytes(decode_layers),
     )
 
 

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -38,7 +39,7 @@ from specctl.contract.diagnostics import DiagnosticError
 FIGURES = ("stages", "processes", "hand-off", "hand-off-processes")
 
 
-def settings(given: argparse.Namespace, **more: object) -> Overrides:
+def settings(given: argparse.Namespace) -> Overrides:
     """Return settings of a batch of one; pools are small, so that several engines fit."""
     length = given.prompt_tokens + given.tokens + 32
     return Overrides(
@@ -48,7 +49,6 @@ def settings(given: argparse.Namespace, **more: object) -> Overrides:
         max_num_batched_tokens=max(64, given.prompt_tokens),
         num_kv_blocks=2 * (length // 16 + 4),
         enable_prefix_cache=False,
-        **more,
     )
 
 
@@ -88,7 +88,7 @@ def show(figure: str, values: Sequence[float], unit: str, **more: object) -> Non
 def stages(given: argparse.Namespace, path: Path) -> None:
     """Compare two stages in one process with one, with the draft and without."""
     one = LLM.from_manifest(path, settings(given), needs_tokenizer=False)
-    over = settings(given, pipeline_parallel=2, stages_in_process=True)
+    over = replace(settings(given), pipeline_parallel=2, stages_in_process=True)
     two = LLM.from_manifest(path, over, needs_tokenizer=False)
     for name, arms in (
         ("speculative", (one, two)),
@@ -112,8 +112,8 @@ def stages(given: argparse.Namespace, path: Path) -> None:
 
 def processes(given: argparse.Namespace, path: Path) -> None:
     """Time two stages as processes."""
-    one = LLM.from_manifest(path, settings(given, graphs="off"), needs_tokenizer=False)
-    over = settings(given, pipeline_parallel=2, stages_in_process=False)
+    one = LLM.from_manifest(path, replace(settings(given), graphs="off"), needs_tokenizer=False)
+    over = replace(settings(given), pipeline_parallel=2, stages_in_process=False)
     with closing(LLM.from_manifest(path, over, needs_tokenizer=False)) as two:
         alone, spread, is_equal = [], [], True
         for repeat in range(-1, given.repeats):

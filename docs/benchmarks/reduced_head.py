@@ -62,7 +62,10 @@ def seconds_of(run: Callable[[], object], device: torch.device, repeats: int) ->
             run()
     samples = []
     for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         begin.record()
         graph.replay()
         end.record()
@@ -151,10 +154,11 @@ def write_pair(root: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
     hidden, rows, layers = arguments.hidden, arguments.rows, arguments.layers
     head_dim = min(HEAD_DIM, hidden // 2)
     heads = hidden // head_dim
+    num_kv_heads = max(1, heads // 4)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": max(1, heads // 4), "head_dim": head_dim, "hidden_act": "silu",
+        "num_key_value_heads": num_kv_heads, "head_dim": head_dim, "hidden_act": "silu",
         "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 4096,
         "vocab_size": rows, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "bos_token_id": 1, "eos_token_id": 2,
@@ -165,7 +169,7 @@ def write_pair(root: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
         return (torch.randn(shape, generator=generator) * std).to(torch.bfloat16)
 
     def layer(prefix: str) -> dict[str, torch.Tensor]:
-        kv = config["num_key_value_heads"] * head_dim  # type: ignore[operator]
+        kv = num_kv_heads * head_dim
         shapes = {
             "self_attn.q_proj": (heads * head_dim, hidden), "self_attn.k_proj": (kv, hidden),
             "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, heads * head_dim),
@@ -204,7 +208,14 @@ def write_pair(root: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
     return target, draft
 
 
-def load(arguments: argparse.Namespace, name: str, token_map: Path | None, **dynamic: int) -> LLM:
+def load(
+    arguments: argparse.Namespace,
+    name: str,
+    token_map: Path | None,
+    *,
+    dynamic_rows: int | None = None,
+    dynamic_rank: int | None = None,
+) -> LLM:
     """Emit a manifest of the pair and load it, settings equal in both arms."""
     root = arguments.work
     manifest = emit_manifest(
@@ -222,7 +233,8 @@ def load(arguments: argparse.Namespace, name: str, token_map: Path | None, **dyn
         max_model_len=arguments.tokens + 128,
         num_kv_blocks=(arguments.requests + 1) * (arguments.tokens // 16 + 16),
         enable_prefix_cache=False,
-        **dynamic,
+        dynamic_rows=dynamic_rows,
+        dynamic_rank=dynamic_rank,
     )
     return LLM.from_manifest(path, settings, needs_tokenizer=False)
 

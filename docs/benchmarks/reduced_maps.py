@@ -58,7 +58,10 @@ def boot(job: dict[str, Any]) -> dict[str, Any]:
     The first pass over a set warms up and gives the texts; `passes` timed ones must repeat them.
     """
     start = time.perf_counter()
-    settings = {n: tuple(v) if isinstance(v, list) else v for n, v in job["settings"].items()}
+    settings: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in job["settings"].items()
+    }
     llm = LLM.from_manifest(job["manifest"], Overrides(**settings), needs_tokenizer=False)
     found: dict[str, Any] = {"start_s": time.perf_counter() - start, "sets": {}}
     for name, part in job["sets"].items():

@@ -95,7 +95,7 @@ def map_facts(path: Path) -> dict[str, Any]:
 
 def per_round(part: Mapping[str, Any]) -> float:
     """Return accepted drafts per round."""
-    return sum(part["accepted"]) / max(1, sum(part["rounds"]))
+    return float(sum(part["accepted"]) / max(1, sum(part["rounds"])))
 
 
 def left_out(kept: Iterable[int], texts: Iterable[Sequence[int]]) -> float:

@@ -101,9 +101,9 @@ class Step:
             arrivals_X=self.arrivals,
         )
         made = stream.launch_embed_stream(ids, self.embedding, self.norm)
-        qkv = torch.zeros(ids.shape[0], self.shapes.weights()[0][0], **_options())
-        mixed = torch.zeros(ids.shape[0], self.shapes.weights()[1][1], **_options())
-        gated = torch.zeros(ids.shape[0], self.shapes.intermediate_size, **_options())
+        qkv = _zeros(ids.shape[0], self.shapes.weights()[0][0])
+        mixed = _zeros(ids.shape[0], self.shapes.weights()[1][1])
+        gated = _zeros(ids.shape[0], self.shapes.intermediate_size)
         for layer in self.layers:
             if "qkv" not in skipped:
                 qkv = fused_linear.launch_scaled_linear(
@@ -149,7 +149,8 @@ class Step:
     def attend(self, qkv: torch.Tensor, layer: LayerTensors, batch: PreparedBatch) -> torch.Tensor:
         """Run attention over the rows' own and older keys."""
         heads = [self.shapes.num_heads, self.shapes.num_kv_heads, self.shapes.num_kv_heads]
-        q, k, v = qkv.view(qkv.shape[0], sum(heads), self.shapes.head_dim).split(heads, dim=1)
+        packed = qkv.view(qkv.shape[0], sum(heads), self.shapes.head_dim)
+        q, k, v = torch.split(packed, heads, dim=1)
         new = attention.NewRows(k_MGP=k, v_MGP=v, cos_sin_TP=self.cos_sin)
         scale = self.shapes.head_dim**-0.5
         mixed = attention.launch_paged_attention(q, layer.cache, batch, scale=scale, new=new)
@@ -166,17 +167,28 @@ def microseconds(run: Callable[[], None], *, repeats: int = 7) -> float:
     graph.replay()
     times = []
     for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
+        times.append(float(begin.elapsed_time(end)) * 1000)
     return sorted(times)[len(times) // 2]
 
 
-def _options() -> dict[str, object]:
-    return {"device": DEVICE, "dtype": DTYPE}
+def _zeros(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return torch.zeros(shape, device=DEVICE, dtype=dtype)
+
+
+def _ones(size: int) -> torch.Tensor:
+    return torch.ones(size, device=DEVICE, dtype=DTYPE)
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=DTYPE)
 
 
 def make_layers(shapes: ModelShapes, num_blocks: int, num_layers: int) -> tuple[LayerTensors, ...]:
@@ -184,15 +196,13 @@ def make_layers(shapes: ModelShapes, num_blocks: int, num_layers: int) -> tuple[
     cache = (num_blocks, shapes.num_kv_heads, _KV_BLOCK_SIZE, shapes.head_dim)
     made = []
     for _ in range(num_layers):
-        weights = [torch.randn(n, k, **_options()) / k**0.5 for n, k in shapes.weights()[:4]]
+        weights = [_random(n, k) / k**0.5 for n, k in shapes.weights()[:4]]
         qkv, o, gate_up, down = weights
         made.append(
             LayerTensors(
                 qkv=qkv, o=o, gate_up=gate_up, down=down,
-                norm=torch.ones(shapes.hidden_size, **_options()),
-                cache=KVLayer(
-                    k=torch.randn(cache, **_options()), v=torch.randn(cache, **_options())
-                ),
+                norm=_ones(shapes.hidden_size),
+                cache=KVLayer(k=_random(*cache), v=_random(*cache)),
             )
         )  # fmt: skip
     return tuple(made)
@@ -206,9 +216,8 @@ def make_step(
     num_requests, width = _GEOMETRIES.get(num_rows, (num_rows, 1))
     bound = context + width
     num_blocks = -(-bound // _KV_BLOCK_SIZE)
-    ints = {"dtype": torch.int64, "device": DEVICE}
     tables = torch.arange(1, num_requests * num_blocks + 1, dtype=torch.int32, device=DEVICE)
-    lengths = torch.full((num_requests + 1,), context, **ints)
+    lengths = torch.full((num_requests + 1,), context, dtype=torch.int64, device=DEVICE)
     lengths[-1] = 0
     table = torch.cat([tables.view(num_requests, num_blocks), tables.new_zeros(1, num_blocks)])
     requests = torch.arange(num_requests, dtype=torch.int32, device=DEVICE)
@@ -216,16 +225,16 @@ def make_step(
         shapes=shapes,
         layers=layers,
         embedding=embedding,
-        norm=torch.ones(shapes.hidden_size, **_options()),
+        norm=_ones(shapes.hidden_size),
         cos_sin=torch.randn(bound + 1, shapes.head_dim, device=DEVICE),
         lengths=lengths,
         newest=torch.zeros_like(lengths),
         tables=table,
-        slots=torch.arange(num_requests, **ints),
-        num_drafts=torch.zeros(num_requests, **ints),
+        slots=torch.arange(num_requests, dtype=torch.int64, device=DEVICE),
+        num_drafts=_zeros(num_requests, dtype=torch.int64),
         sink=torch.zeros_like(lengths),
-        arrivals=torch.zeros(1 << 16, dtype=torch.int32, device=DEVICE),
-        output=torch.zeros(num_requests, width + 1, **ints),
+        arrivals=_zeros(1 << 16, dtype=torch.int32),
+        output=_zeros(num_requests, width + 1, dtype=torch.int64),
         row_request=requests.repeat_interleave(width),
         num_requests=num_requests,
         width=width,
@@ -274,7 +283,7 @@ def main() -> None:
     most = max(arguments.rows)
     per_request = -(-(arguments.context + 9) // _KV_BLOCK_SIZE)
     layers = make_layers(shapes, most * per_request + 1, LAYERS[shapes.name])
-    embedding = torch.randn(shapes.head_rows[0], shapes.hidden_size, **_options())
+    embedding = _random(shapes.head_rows[0], shapes.hidden_size)
     sys.stdout.write(f"{shapes.name}, context {arguments.context}, us a kernel and layer\n")
     for num_rows in arguments.rows:
         step = make_step(shapes, layers, embedding, num_rows, arguments.context)

@@ -139,8 +139,8 @@ def search(run: Search, write: Callable[[str], object]) -> None:
             for config in head_candidates(run.shapes)
         }
         pinned_head = next(iter(heads))
-        for config in sorted(heads, key=heads.__getitem__)[:4]:
-            write(f"head M={m} {heads[pinned_head]:.0f} -> {heads[config]:.0f} us {config}")
+        for head in sorted(heads, key=heads.__getitem__)[:4]:
+            write(f"head M={m} {heads[pinned_head]:.0f} -> {heads[head]:.0f} us {head}")
 
 
 def compile_slice(run: Search, part: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "fixtures"))
 
 PICTURE = ROOT / "docs" / "explanation" / "wrong_anchor.svg"
 PROMPTS = ROOT / "fixtures" / "prompts" / "smollm2_mt_bench_first8_ids.json"
@@ -83,12 +83,12 @@ def drawing(right: Reading, wrong: Reading) -> str:
         _text(LEFT, 24, "Share of rounds in which a draft is accepted", size=15),
     ]
     for row, (reading, name) in enumerate(((right, "as trained"), (wrong, "wrong layout"))):
-        y = 46 + 19 * row
+        base = 46 + 19 * row
         label = f"{name} (slot 0 {reading.layout}): accept length {reading.accept_length:.2f}"
         parts.append(
-            f'<rect x="{LEFT}" y="{y - 10}" width="11" height="11" fill="{COLOURS[row]}"/>'
+            f'<rect x="{LEFT}" y="{base - 10}" width="11" height="11" fill="{COLOURS[row]}"/>'
         )
-        parts.append(_text(LEFT + 18, y, label))
+        parts.append(_text(LEFT + 18, base, label))
     for share in (0.0, 0.25, 0.5):
         y = _height(share)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - 20}" stroke="#d8dee5"/>')
@@ -123,7 +123,8 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 
 
 def main() -> None:
     """Run both readings and write the picture."""
-    from fixtures.smollm2 import target_dir
+    from smollm2 import target_dir
+
     from specctl.contract.codec import dump_manifest
     from specctl.ops.emit_manifest import emit_manifest
 
