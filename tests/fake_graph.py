@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
+from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, dtype_name, resolve_config
 from runtime.config.cost_table import CostTable
 from runtime.config.round_sizes import packed_row_counts
 from runtime.engine.caches import make_caches
@@ -207,7 +207,7 @@ def make_llm(
     """
     given = Overrides(
         device=str(world.models.target.device),
-        dtype=str(world.models.target.dtype).removeprefix("torch."),
+        dtype=dtype_name(world.models.target.dtype),
         kv_block_size=KV_BLOCK_SIZE,
         max_num_requests=4,
         max_model_len=128,

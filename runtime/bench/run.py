@@ -53,7 +53,7 @@ from runtime.bench.raw import (
 from runtime.bench.reference import compare_reference
 from runtime.bench.settings import DEFAULT_STEP_SAMPLES, BenchSettings
 from runtime.bench.steps import STEP_ROOM, StepPlace, measure_copy, measure_steps
-from runtime.config import Overrides, RuntimeConfig
+from runtime.config import Overrides, RuntimeConfig, dtype_name
 from runtime.engine.llm import LLM
 from runtime.engine.text import TemplateRenderer
 from runtime.loading import LoadedModels
@@ -375,7 +375,7 @@ def _settings(
         repeats=settings.repeats,
         ignore_eos=settings.ignore_eos,
         device=str(config.device),
-        dtype=str(config.dtype).removeprefix("torch."),
+        dtype=dtype_name(config.dtype),
         proposer=config.proposer,
         num_speculative_tokens=gamma,
         verification=config.verification,

@@ -15,6 +15,7 @@ from runtime.config.values import (
     ProposerName,
     RuntimeConfig,
     StageMode,
+    dtype_name,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RuntimeConfig",
     "StageMode",
     "draft_width",
+    "dtype_name",
     "force_anchor",
     "resolve_config",
 ]

@@ -57,6 +57,11 @@ DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 4096}
 DEFAULT_MEMORY_FRACTION: Mapping[str, float] = {"cpu": 0.4, "cuda": 0.85}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype, as in `DTYPES`: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overrides:
     """What the user gave; None: not given. Meanings and units are those of `RuntimeConfig`.

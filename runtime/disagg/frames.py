@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 import torch
 
-from runtime.config import DTYPES
+from runtime.config import DTYPES, dtype_name
 from runtime.disagg.handshake import Hello
 from runtime.spec.types import SamplingParams, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -131,7 +131,7 @@ def pack_tensor(name: str, value: torch.Tensor) -> TensorBytes:
     flat = value.detach().contiguous().cpu().flatten()
     return TensorBytes(
         name=name,
-        dtype=str(value.dtype).removeprefix("torch."),
+        dtype=dtype_name(value.dtype),
         shape=tuple(value.shape),
         data=flat.view(torch.uint8).numpy().tobytes(),
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from runtime.config import DTYPES
+from runtime.config import DTYPES, dtype_name
 from runtime.disagg.copies import BlockIndices, copy_blocks
 from runtime.disagg.failures import carrier_failed
 from runtime.disagg.transport import BlockMove
@@ -48,7 +48,7 @@ class GpuReceiver:
         tensors = [
             _Tensor(
                 note=share_memory(tensor),
-                dtype=str(tensor.dtype).removeprefix("torch."),
+                dtype=dtype_name(tensor.dtype),
                 shape=tuple(tensor.shape),
             )
             for layer in layers

@@ -15,7 +15,7 @@ from multiprocessing import resource_tracker, shared_memory
 import msgspec
 import torch
 
-from runtime.config import DTYPES
+from runtime.config import DTYPES, dtype_name
 from runtime.disagg.copies import BlockIndices, copy_blocks
 from runtime.disagg.failures import carrier_failed
 from runtime.disagg.gpu_pools import GpuAddress, GpuLink, GpuReceiver, open_pool
@@ -142,9 +142,7 @@ class SharedTransport:
             raise DiagnosticError(carrier_failed(self.name, f"a pool on {device}"))
         size = math.prod(shape) * dtype.itemsize
         memory = shared_memory.SharedMemory(create=True, size=max(size, 1))
-        segment = _Segment(
-            name=memory.name, dtype=str(dtype).removeprefix("torch."), shape=tuple(shape)
-        )
+        segment = _Segment(name=memory.name, dtype=dtype_name(dtype), shape=tuple(shape))
         tensor = _view(memory, segment)
         self._owned[tensor.data_ptr()] = (memory, segment)
         return tensor

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
+import torch
 
+from runtime.config import dtype_name
 from runtime.engine.engine import Engine
 from runtime.engine.request import RequestInput
 from runtime.engine.role_rank import RoleNews, RoleRank
@@ -37,7 +39,7 @@ Command: TypeAlias = Add | Abort | Flush | News
 
 
 def _plain(value: object) -> str:
-    return str(value).removeprefix("torch.")
+    return dtype_name(value) if isinstance(value, torch.dtype) else str(value)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)

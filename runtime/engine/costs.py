@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, dtype_name
 from runtime.config.cost_table import (
     DEFAULT_SUFFIX,
     CostTable,
@@ -74,7 +74,7 @@ def measured_on(config: RuntimeConfig, fingerprint: str, *, is_captured: bool) -
     return MeasuredOn(
         fingerprint=fingerprint,
         device=_device_name(config.device),
-        dtype=str(config.dtype).removeprefix("torch."),
+        dtype=dtype_name(config.dtype),
         kernel_table=gemm_table_digest(),
         proposer=config.proposer,
         rounds="graphs" if is_captured else "eager",

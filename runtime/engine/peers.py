@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from runtime.config import DRAFT_PROPOSERS, RuntimeConfig
+from runtime.config import DRAFT_PROPOSERS, RuntimeConfig, dtype_name
 from runtime.disagg.handshake import Layout
 from runtime.disagg.role_plan import RolePlan
 from runtime.engine.lockstep import Lockstep
@@ -114,7 +114,7 @@ def plan_of(
         tensor_parallel=config.tensor_parallel,
         draft_tensor_parallel=config.draft_tensor_parallel,
         stage_layers=config.stage_layers,
-        dtype=str(config.dtype).removeprefix("torch."),
+        dtype=dtype_name(config.dtype),
         load_format=config.load_format,
         has_draft=config.proposer in DRAFT_PROPOSERS,
         has_tokenizer=has_tokenizer,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, dtype_name
 from runtime.disagg.agreement import RankAgreement
 from runtime.disagg.carriers import make_transport
 from runtime.disagg.early import EarlySender
@@ -98,7 +98,7 @@ class RoleSite:
         config = self.config
         return shared_facts(
             self.manifest,
-            dtype=_plain(config.dtype),
+            dtype=dtype_name(config.dtype),
             kv_block_size=config.kv_block_size,
             kv_heads=self.kv_heads,
             proposer=config.proposer,
@@ -296,7 +296,7 @@ def stage_facts(
     """Return the facts of a rank without a draft; see `rank_facts`."""
     facts = {
         "target": manifest.target.config_digest,
-        "dtype": _plain(dtype),
+        "dtype": dtype_name(dtype),
         "kv_block_size": str(kv_block_size),
         "fingerprint": manifest.fingerprint,
     }
@@ -347,7 +347,3 @@ def follow_role(site: RoleSite) -> RoleRank:
         peers.close()
 
     return RoleRank(prefill, answering, close=close)
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
+from runtime.config.values import dtype_name
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.head import head_logits
 from runtime.kernels.linear import linear
@@ -64,7 +65,7 @@ def row_invariance_probe(weight_NK: torch.Tensor, *, is_head: bool = False) -> R
         worst = max(worst, _placement_difference(lambda x: product(x, weight_NK), x_MK))
     shape = f"{weight_NK.shape[0]} x {weight_NK.shape[1]}"
     return RowInvariance(
-        product=f"{_dtype_name(weight_NK.dtype)} product of {shape}", largest_difference=worst
+        product=f"{dtype_name(weight_NK.dtype)} product of {shape}", largest_difference=worst
     )
 
 
@@ -115,7 +116,7 @@ def attention_invariance_probe(
     worst = _placement_difference(attend, positions.unsqueeze(1))
     heads = f"{num_heads} query and {num_kv_heads} key heads of {head_dim}"
     return RowInvariance(
-        product=f"{_dtype_name(dtype)} attention of {heads}", largest_difference=worst
+        product=f"{dtype_name(dtype)} attention of {heads}", largest_difference=worst
     )
 
 
@@ -145,7 +146,3 @@ def _wide_rows(num_rows: int, width: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     magnitudes = 10.0 ** (torch.rand(num_rows, width, generator=generator) * 12 - 11)
     return torch.randn(num_rows, width, generator=generator) * magnitudes
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

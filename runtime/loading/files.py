@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from runtime.config import dtype_name
 from runtime.loading.load_format import dummy_weight
 from runtime.loading.shards import Shard
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -159,7 +160,7 @@ class WeightFiles:
             path, map_location="cpu", mmap=True, weights_only=True
         )
         for key, value in values.items():
-            name = _TORCH_NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
+            name = _TORCH_NAMES.get(value.dtype, dtype_name(value.dtype))
             self._add(path, key, tuple(value.shape), name)
             self._readers[key] = _tensor_reader(value)
 
@@ -209,7 +210,7 @@ def _padded(part: torch.Tensor, shard: Shard) -> torch.Tensor:
 
 
 def _not_finite(stored: StoredTensor, num_wrong: int, value: torch.Tensor) -> Diagnostic:
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = dtype_name(value.dtype)
     return diagnose(
         "SD817",
         where=stored.place,

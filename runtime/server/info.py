@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 
 import msgspec
+import torch
 
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, dtype_name
 from runtime.engine.device_rounds import round_menu
 from runtime.graphs.capture import GraphReport
 from runtime.kernels.gemm_table import gemm_table_digest
@@ -61,4 +62,4 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return str(value).removeprefix("torch.")
+    return dtype_name(value) if isinstance(value, torch.dtype) else str(value)

@@ -9,7 +9,14 @@ import msgspec
 import pytest
 import torch
 
-from runtime.config import Overrides, ProposerName, RuntimeConfig, resolve_config
+from runtime.config import (
+    DTYPES,
+    Overrides,
+    ProposerName,
+    RuntimeConfig,
+    dtype_name,
+    resolve_config,
+)
 from runtime.config.memory import kv_block_bytes, weight_bytes
 from runtime.spec import factory
 from specctl.contract.diagnostics import DiagnosticError
@@ -246,3 +253,8 @@ def test_prefills_that_are_captured(
     config = resolve(manifest, **given)
     assert config.prefill_buckets == buckets
     assert config.diagnostics == ()
+
+
+@pytest.mark.parametrize(("name", "dtype"), DTYPES.items(), ids=DTYPES)
+def test_dtypes_are_told_by_the_names_that_settings_have(name: str, dtype: torch.dtype) -> None:
+    assert dtype_name(dtype) == name
