@@ -160,6 +160,40 @@ def prefilled_elsewhere(
     return runs[0]
 
 
+def lost_rank(
+    manifest: Path,
+    device: str,
+    layout: str,
+    signal_name: str,
+    *,
+    rank_timeout_s: float,
+    within_s: float,
+) -> str:
+    """Return what a process says that lost its other rank; see `tests.lost_rank`.
+
+    Args:
+        manifest: that it serves.
+        device: of its ranks.
+        layout: `tp` or `pp`, of two processes.
+        signal_name: what the other rank gets amid requests.
+        rank_timeout_s: of the layout.
+        within_s: to start, to notice and to end; then `TimeoutExpired`.
+    """
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.lost_rank", str(manifest), device, layout),
+            *(signal_name, str(rank_timeout_s)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=within_s,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
 def drive(engine: EnginePort, requests: Sequence[RequestInput]) -> Answers:
     """Run requests to their ends."""
     for request in requests:

@@ -14,7 +14,8 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,6 +125,24 @@ class _Journal:
         self._spoke_at_s = time.monotonic()
         return _Message(kind=_Kind(first[2]), engine=first[3], payload=payload)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a step; what it makes without the other ranks is nothing.
+
+        A rank that is lost is noticed in another thread, which ends the step's waits for it.
+
+        Raises:
+            DiagnosticError: SD855, a rank was lost meanwhile.
+        """
+        try:
+            yield
+        except RuntimeError as error:  # of the device, over values that never came
+            if self.problem is not None:
+                raise DiagnosticError(self.problem) from error
+            raise
+        if self.problem is not None:
+            raise DiagnosticError(self.problem)
+
     def note(self, deltas: Sequence[RequestDelta]) -> None:
         """Take a step's results in."""
         self._num_steps += 1
@@ -151,6 +170,10 @@ class Lockstep:
     def problem(self) -> Diagnostic | None:
         """What ended the hold on the others; None while it lasts."""
         return self._journal.problem
+
+    def lose(self, problem: Diagnostic) -> None:
+        """Let a step that is under way, and every later call, raise what happened; any thread."""
+        self._journal.problem = self._journal.problem or problem
 
     def beat(self, quiet_s: float) -> None:
         """Tell the others that this rank is there, unless they heard of it in the last seconds.
@@ -288,7 +311,8 @@ class LockstepLeader:
         self._commands.clear()
         with self._lock:
             self._journal.exchange(_Kind.STEP, self._number, payload)
-            deltas = self._engine.step()
+            with self._journal.together():
+                deltas = self._engine.step()
             self._journal.note(deltas)
         return deltas
 

@@ -36,6 +36,7 @@ from runtime.parallel.groups import (
 )
 from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.lost import lost_peer
+from runtime.parallel.pulse import PulseWatch
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import split_stages
@@ -165,6 +166,9 @@ class Spoken(Protocol):
     def problem(self) -> Diagnostic | None:
         """What ended it; None while it lasts."""
 
+    def lose(self, problem: Diagnostic) -> None:
+        """Let a call that is under way, and every later one, raise what happened; any thread."""
+
     def beat(self, quiet_s: float) -> None:
         """Say something, unless something was said in the last seconds.
 
@@ -181,6 +185,7 @@ class Peers:
         self.groups = groups
         self.lines: list[StageLine] = []
         self._spoken: list[Spoken] = []
+        self._rank_timeout_s = rank_timeout_s
         self._beat_s = rank_timeout_s / BEATS_PER_TIMEOUT
         self._started = started
         self._lost: Diagnostic | None = None
@@ -271,20 +276,44 @@ class Peers:
         self.groups.close()
 
     def _watch(self) -> None:
+        pulses = None
+        if not self.groups.gpu_groups.is_empty:
+            pulses = PulseWatch(
+                self.groups, range(1, self.groups.layout.world_size), limit_s=self._rank_timeout_s
+            )
         while not self._is_closing.wait(min(_WATCH_S, self._beat_s)):
-            if (ended := self._started.ended()) is not None:
-                self._lost = lost_peer(f"process of rank {ended} has ended")
-            try:
-                for line in self.lines:
-                    line.problem = line.problem or self._lost
-                for item in self._spoken:
-                    item.beat(self._beat_s)
-            except DiagnosticError as error:
-                logger.error("the pipeline has ended: %s", error)
-                return
-            if (problem := self.problem) is not None:
+            problem = self._look(pulses)
+            if problem is not None:
                 logger.error("the pipeline has ended: %s", problem.oneline())
+                self._end_waits(problem)
                 return
+
+    def _look(self, pulses: PulseWatch | None) -> Diagnostic | None:
+        """Return what has ended the pipeline, if anything; let the others know of this process."""
+        if (ended := self._started.ended()) is not None:
+            return lost_peer(f"process of rank {ended} has ended")
+        try:
+            if pulses is not None and (silent := pulses.silent_rank()) is not None:
+                return lost_peer(f"no sign of rank {silent} in {self._rank_timeout_s:g} s")
+            for item in self._spoken:
+                item.beat(self._beat_s)
+        except DiagnosticError as error:
+            return error.diagnostics[0]
+        return self.problem
+
+    def _end_waits(self, problem: Diagnostic) -> None:
+        """Let this process go on without the others.
+
+        Ways through the host end by themselves. A wait on the device ends for ranks that are
+        aborted only; the others are killed: nothing ends their waits, and nothing needs them.
+        """
+        self._lost = problem
+        for item in self._spoken:
+            item.lose(problem)
+        if not self.groups.gpu_groups.is_empty:
+            self.groups.gpu_groups.abort(problem)
+            for child in self._started.children:
+                child.kill()
 
 
 def _alone(world_size: int, rank: int) -> Launch:

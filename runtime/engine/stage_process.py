@@ -23,7 +23,14 @@ import torch
 
 from runtime.config import DEFAULT_RANK_TIMEOUT_S, DTYPES
 from runtime.engine.follower import Follower
-from runtime.engine.peers import BEGIN_KEY, PLAN_KEY, RankPlan, RankReport, ready_key
+from runtime.engine.peers import (
+    BEATS_PER_TIMEOUT,
+    BEGIN_KEY,
+    PLAN_KEY,
+    RankPlan,
+    RankReport,
+    ready_key,
+)
 from runtime.engine.role_stage import RoleStage
 from runtime.engine.stages import StageWorker
 from runtime.engine.text import load_tokenizer
@@ -31,6 +38,7 @@ from runtime.loading import load_models
 from runtime.models import TargetModel
 from runtime.parallel.groups import Launch, ProcessGroups, launch_of
 from runtime.parallel.layout import ParallelLayout
+from runtime.parallel.pulse import Pulse
 from runtime.parallel.ranks import ONE_RANK
 from specctl.contract.codec import load_manifest, resolve_source
 from specctl.contract.diagnostics import DiagnosticError, diagnose
@@ -103,7 +111,11 @@ def serve_rank(
             raise
         groups.publish(ready_key(launch.rank), msgspec.json.encode(RankReport()).decode())
         groups.read(BEGIN_KEY)  # others may load for longer than a rank may be silent
-        worker.run()
+        if groups.gpu_groups.is_empty:
+            worker.run()
+            return
+        with Pulse(groups, launch.rank, every_s=rank_timeout_s / BEATS_PER_TIMEOUT):
+            worker.run()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

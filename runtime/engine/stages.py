@@ -216,13 +216,22 @@ class StageLine:
         """
         self.last = last
         self.num_stages = len(controls) + 1
-        self.problem: Diagnostic | None = None
+        self._problem: Diagnostic | None = None
         self._controls = tuple(controls)
         self._upstream = upstream
         self._num_told = 0
         self._num_engines = 0
         self._last_told_s = time.monotonic()
         self._lock = threading.Lock()  # the heartbeat is another thread's
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """What ended it; None while all stages are there."""
+        return self._problem
+
+    def lose(self, problem: Diagnostic) -> None:
+        """Let a call that is under way, and every later one, raise what happened; any thread."""
+        self._problem = self._problem or problem
 
     def open(self, *, num_kv_blocks: int, kv_block_size: int) -> PipelinedTarget:
         """Make a KV pool on every stage before the last and return the forwards over it."""
@@ -267,8 +276,8 @@ class StageLine:
         Raises:
             DiagnosticError: SD853 to SD856, a stage is lost or failed.
         """
-        if self.problem is not None:
-            raise DiagnosticError(self.problem)
+        if self._problem is not None:
+            raise DiagnosticError(self._problem)
 
     def receive(self, aux_layer_ids: tuple[int, ...]) -> StageStates:
         """Wait for the states of the oldest forward.
@@ -297,8 +306,9 @@ class StageLine:
         try:
             yield
         except DiagnosticError as error:
-            self.problem = error.diagnostics[0]
+            self.lose(error.diagnostics[0])
             raise
+        self.check()  # a wait that was ended from outside has received nothing
 
 
 class PipelinedTarget:

@@ -12,6 +12,7 @@ gloo through host memory for the rest, for all numbers, and for sums of ranks th
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import socket
 import time
@@ -28,6 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from runtime.config import DEFAULT_RANK_TIMEOUT_S
 from runtime.parallel.channels import DistributedChannel
+from runtime.parallel.gpu_groups import GpuGroups, leave_aborts_to_us
 from runtime.parallel.gpu_memory import GpuSlots, gpu_name
 from runtime.parallel.hand_off import HandOff, NcclHandOff, RingHandOff
 from runtime.parallel.layout import ParallelLayout, Place
@@ -35,9 +37,12 @@ from runtime.parallel.lost import lost_as_diagnostic, lost_peer
 from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
+logger = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 1800.0
 """How long a process waits for the others to start and to load."""
 _POLL_S = 0.05
+_ABORT_S = 2.0
 _IDLE = datetime.timedelta(days=365)
 _PREFIX = "specctl"
 Way: TypeAlias = Literal["nccl", "cuda-ipc", "gloo"]
@@ -176,8 +181,12 @@ class ProcessGroups:
         self.transport = transport_of(layout, self._gpus)
         # Made by all or by none; pairs of ranks connect when they first exchange something.
         self._gpu_group = None
+        self.gpu_groups = GpuGroups()
         if "nccl" in self.transport:
+            if launch.rank == 0:  # it lives on to say what happened; the others may end
+                leave_aborts_to_us()
             self._gpu_group = dist.new_group(backend="nccl", timeout=_IDLE)
+            self.gpu_groups.add(self._gpu_group)
 
     def __enter__(self) -> ProcessGroups:
         """Return the connected process."""
@@ -193,8 +202,13 @@ class ProcessGroups:
         self.close()
 
     def close(self) -> None:
-        """Close every connection; nobody is waited for."""
-        if dist.is_initialized():
+        """Close every connection; nobody is waited for.
+
+        One that is still being aborted stays: a graph holds it, and closing would wait for that.
+        """
+        if not self.gpu_groups.wait(_ABORT_S):
+            logger.warning("connections between GPUs stay open until their graphs are gone")
+        elif dist.is_initialized():
             dist.destroy_process_group()
 
     def ranks(self) -> Ranks:
@@ -209,7 +223,10 @@ class ProcessGroups:
             backend="nccl" if is_nccl else "gloo",
             use_local_synchronization=True,
         )
-        return DistributedRanks(group, wire=None if is_nccl else torch.device("cpu"))
+        if not is_nccl:
+            return DistributedRanks(group, wire=torch.device("cpu"))
+        self.gpu_groups.add(group)
+        return DistributedRanks(group, gpu_groups=self.gpu_groups)
 
     def control_ranks(self) -> Ranks:
         """Return the ranks of this process's stage for what the first of them is told.
@@ -272,6 +289,15 @@ class ProcessGroups:
         """
         with lost_as_diagnostic():
             self._store.set(key, value)
+
+    def peek(self, key: str) -> str | None:
+        """Return a value that another process published; None while it is not there.
+
+        Raises:
+            DiagnosticError: SD855, the store is gone.
+        """
+        with lost_as_diagnostic():
+            return self._store.get(key).decode() if self._store.check([key]) else None
 
     def take(self, key: str) -> str | None:
         """Return a value that another process published, once; None while it is not there.

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from runtime.parallel.gpu_groups import GpuGroups
 from runtime.parallel.lost import first_line
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
@@ -58,15 +59,23 @@ ONE_RANK = OneRank()
 class DistributedRanks:
     """Ranks that are processes of one torch.distributed group."""
 
-    def __init__(self, group: dist.ProcessGroup, *, wire: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        wire: torch.device | None = None,
+        gpu_groups: GpuGroups | None = None,
+    ) -> None:
         """Stand for this process in `group`, whose ranks are in the order of sums.
 
         Args:
             group: of the ranks.
             wire: where the group takes tensors from; None: where they are. Ranks that share a GPU
                 exchange over the CPU: copies move no bit.
+            gpu_groups: what `group` is aborted with; None: it waits in the host.
         """
         self._group = group
+        self._gpu_groups = gpu_groups
         self._wire = wire
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -77,6 +86,8 @@ class DistributedRanks:
         Raises:
             DiagnosticError: SD855, a rank is gone or silent beyond the group's time limit.
         """
+        if self._gpu_groups is not None:
+            self._gpu_groups.check()
         sent = x.contiguous() if self._wire is None else x.contiguous().to(self._wire)
         out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=sent.device)
         flat = out.flatten(0, 1) if x.dim() else out

@@ -11,30 +11,13 @@ import torch
 from runtime.config import Overrides, resolve_config
 from runtime.engine.engine import Engine
 from runtime.engine.lockstep import EngineOrder, Lockstep, follow
-from runtime.engine.request import RequestInput
 from runtime.parallel.groups import ProcessGroups, launch_of
 from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.ranks import Ranks, rank_sum
-from runtime.spec.types import SamplingParams
 from specctl.contract.codec import load_manifest
-from tests.engine_harness import prompt_of
+from tests.parallel_cases import REQUESTS
 from tests.rank_harness import SMALL, answer, builder
 
-PARAMS = (
-    SamplingParams(),
-    SamplingParams(temperature=0.8, seed=7),
-    SamplingParams(temperature=1.0, top_k=30, seed=9),
-)
-REQUESTS = tuple(
-    RequestInput(
-        request_id=f"r{index}",
-        prompt_ids_target=prompt_of(index, 3 + 8 * index),
-        params=params,
-        max_tokens=14,
-        ignore_eos=True,
-    )
-    for index, params in enumerate(PARAMS)
-)
 RUNS = {
     "alone": replace(SMALL, proposer="none"),
     "seeded": SMALL,

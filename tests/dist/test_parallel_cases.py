@@ -11,6 +11,7 @@ from tests.parallel_cases import (
     Answers,
     answers_of,
     emulated_ranks,
+    lost_rank,
     prefilled_elsewhere,
     small,
     write_qwen3,
@@ -47,3 +48,9 @@ def test_two_ranks_as_processes(manifest: Path) -> None:
 
 def test_a_prefill_process_and_a_decode_process(manifest: Path, alone: Answers) -> None:
     assert prefilled_elsewhere(manifest, "cpu") == alone
+
+
+@pytest.mark.parametrize("layout", ["tp", pytest.param("pp", marks=pytest.mark.slow)])
+def test_a_killed_rank_is_lost_long_before_its_time_limit(manifest: Path, layout: str) -> None:
+    said = lost_rank(manifest, "cpu", layout, "SIGKILL", rank_timeout_s=14400, within_s=100)
+    assert said == "SD855 SD855 gloo child-is-over=True"

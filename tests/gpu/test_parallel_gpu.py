@@ -1,8 +1,8 @@
 """Stages, ranks and roles as processes on GPUs: the ids of one process, or of its emulation.
 
 One GPU: stages over CUDA IPC, a prefill and a decode process over CUDA IPC, ranks whose sums go
-through the host. Two GPUs: stages and ranks over NCCL. All on a tiny Qwen3 target in bfloat16 with
-an EAGLE-3 draft, greedy and seeded.
+through the host. Two GPUs: stages and ranks over NCCL, and what becomes of one whose peer is lost.
+All on a tiny Qwen3 target in bfloat16 with an EAGLE-3 draft, greedy and seeded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.parallel_cases import (
     Answers,
     answers_of,
     emulated_ranks,
+    lost_rank,
     num_gpus,
     prefilled_elsewhere,
     small,
@@ -94,3 +95,23 @@ def test_two_ranks_on_two_gpus(manifest: Path) -> None:
     found = answers_of(manifest, replace(SMALL, tensor_parallel=2))
     assert alone.ids == expected.ids
     assert found == replace(expected, transport="nccl")
+
+
+@pytest.mark.multi_gpu
+@needs_two_gpus
+@pytest.mark.parametrize("layout", ["tp", "pp"])
+def test_a_killed_rank_is_lost_long_before_its_time_limit(manifest: Path, layout: str) -> None:
+    """Its end is seen; the limit of four hours could not end the wait on the device."""
+    said = lost_rank(manifest, "cuda", layout, "SIGKILL", rank_timeout_s=14400, within_s=120)
+    assert said == "SD855 SD855 nccl child-is-over=True"
+
+
+@pytest.mark.multi_gpu
+@needs_two_gpus
+@pytest.mark.parametrize("layout", ["tp", "pp"])
+def test_a_rank_that_stands_still_is_lost_within_its_time_limit(
+    manifest: Path, layout: str
+) -> None:
+    """Nothing closes a connection: rank 0 misses its signs of life."""
+    said = lost_rank(manifest, "cuda", layout, "SIGSTOP", rank_timeout_s=20, within_s=140)
+    assert said == "SD855 SD855 nccl child-is-over=True"

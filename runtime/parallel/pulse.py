@@ -1,0 +1,114 @@
+"""Signs of life of processes whose exchanges wait on a device, where no time limit ends a wait.
+
+Each says a new number in the common store, from a thread of its own; rank 0 looks at them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from specctl.contract.diagnostics import DiagnosticError
+
+
+class Board(Protocol):
+    """Where signs are left; `ProcessGroups` has one."""
+
+    def publish(self, key: str, value: str) -> None:
+        """Let others read a value.
+
+        Raises:
+            DiagnosticError: SD855, the store is gone.
+        """
+
+    def peek(self, key: str) -> str | None:
+        """Return a value; None while it is not there.
+
+        Raises:
+            DiagnosticError: SD855, the store is gone.
+        """
+
+
+def pulse_key(rank: int) -> str:
+    """Return the key under which a rank shows that it lives."""
+    return f"alive/{rank}"
+
+
+class Pulse:
+    """Shows that this process lives, while it is open."""
+
+    def __init__(self, board: Board, rank: int, *, every_s: float) -> None:
+        """Start."""
+        self._board = board
+        self._rank = rank
+        self._every_s = every_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Pulse:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Say nothing more; a store that hangs is not waited for."""
+        self._is_over.set()
+        self._thread.join(self._every_s)
+
+    def _beat(self) -> None:
+        number = 0
+        while True:
+            try:
+                self._board.publish(pulse_key(self._rank), str(number))
+            except DiagnosticError:
+                return  # rank 0 is gone, and this process ends with it
+            number += 1
+            if self._is_over.wait(self._every_s):
+                return
+
+
+class PulseWatch:
+    """The signs of other ranks, as rank 0 reads them."""
+
+    def __init__(
+        self,
+        board: Board,
+        ranks: Sequence[int],
+        *,
+        limit_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Count silence from now on.
+
+        Args:
+            board: where they leave them.
+            ranks: that are asked.
+            limit_s: that a rank may be silent.
+            now: seconds.
+        """
+        self._board = board
+        self._limit_s = limit_s
+        self._now = now
+        self._last: dict[int, tuple[str | None, float]] = {rank: (None, now()) for rank in ranks}
+
+    def silent_rank(self) -> int | None:
+        """Return a rank that has shown nothing new for longer than the limit.
+
+        Raises:
+            DiagnosticError: SD855, the store is gone.
+        """
+        for rank, (shown, since_s) in self._last.items():
+            found = self._board.peek(pulse_key(rank))
+            if found != shown:
+                self._last[rank] = (found, self._now())
+            elif self._now() - since_s > self._limit_s:
+                return rank
+        return None
