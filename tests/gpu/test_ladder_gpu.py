@@ -29,13 +29,13 @@ import pytest
 import torch
 
 from runtime.engine.text import load_tokenizer
+from runtime.loading import load_models
 from specctl.ops.emit_manifest import emit_manifest
 from tests import ladder, real_model
 from tests.engine_harness import World
 from tests.invariance import RESIDUAL_LINEAR, row_dependent_residual_linear
 from tests.tiny_block import BlockCase, write_tiny_block
 from tests.tiny_last_state import write_eagle1, write_mtp
-from tests.tiny_manifest import load_tiny
 from tests.tiny_parallel import write_tiny_peagle
 
 pytestmark = [
@@ -87,10 +87,13 @@ def draft_of(kind: str, folder: Path) -> Path:
 def world_of(kind: str, folder: Path) -> World:
     """Load the target with a kind's draft; kinds without one have any."""
     draft = draft_of(kind, folder)
-    manifest = emit_manifest(str(real_model.target()), str(draft), num_speculative_tokens=4)
+    folder.mkdir(exist_ok=True)
+    manifest = emit_manifest(
+        str(real_model.target()), str(draft), manifest_dir=folder, num_speculative_tokens=4
+    )
     return World(
         manifest=manifest,
-        models=load_tiny(manifest, device=CUDA, dtype=torch.bfloat16),
+        models=load_models(manifest, folder, device=CUDA, dtype=torch.bfloat16),
         tokenizer=load_tokenizer(real_model.target()),
     )
 
