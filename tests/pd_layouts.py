@@ -29,11 +29,11 @@ from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
 from runtime.kv import KVLayer
 from runtime.loading import load_models
-from runtime.parallel.channels import QueueChannel
 from runtime.parallel.ranks import Ranks, ThreadExchange
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import split_stages
 from tests.pd_harness import DECODE, TIMEOUT_S, through_the_wire
+from tests.queue_channel import QueueChannel
 
 T = TypeVar("T")
 NUM_LAYERS = 4

@@ -17,11 +17,11 @@ from runtime.engine.llm import build_engine
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
 from runtime.loading import LoadedModels, load_models
-from runtime.parallel.channels import QueueChannel
 from runtime.spec.oracle import OracleScript
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.stage_split import split_stages
 from tests.engine_harness import KV_BLOCK_SIZE, World
+from tests.queue_channel import QueueChannel
 from tests.tiny_manifest import CPU
 
 TIMEOUT_S = 10.0

@@ -7,13 +7,22 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from runtime.kernels.masks import pack_mask
+from runtime.kernels.masks import WORD_BITS, num_mask_words
 from tests.tiny import EOS_ID, VOCAB_SIZE
 
 Rule = Callable[[Sequence[int]], torch.Tensor]
 """What may follow an output: bool [V]."""
 
 IDS = torch.arange(VOCAB_SIZE)
+
+
+def pack_mask(allowed_MV: torch.Tensor) -> torch.Tensor:
+    """Return int32 [M, X] of bool [M, V], as grammar libraries write it."""
+    num_rows, num_ids = allowed_MV.shape
+    padded_MV = allowed_MV.new_zeros((num_rows, num_mask_words(num_ids) * WORD_BITS))
+    padded_MV[:, :num_ids] = allowed_MV
+    words_MX = (padded_MV.view(num_rows, -1, WORD_BITS).long() << torch.arange(WORD_BITS)).sum(2)
+    return words_MX.to(torch.int32)  # bit 31 is the sign
 
 
 def parity(output: Sequence[int]) -> torch.Tensor:

@@ -97,10 +97,6 @@ class CostTable:
         draft_s = _at(self.draft_s, batch, num_drafts) if num_drafts else 0.0
         return draft_s + _at(self.verify_s, batch, bin_end(num_rows))
 
-    def steps_per_s(self, batch: int, num_drafts: int, num_rows: int) -> float:
-        """Return how many such rounds run in a second."""
-        return 1.0 / self.round_s(batch, num_drafts, num_rows)
-
 
 def bin_end(num_rows: int) -> int:
     """Return the rows of the bin that holds `num_rows`."""

@@ -38,7 +38,6 @@ __all__ = [
     "gemm_table_digest",
     "head_config",
     "is_tabled",
-    "tabled_shapes",
 ]
 
 ATTENTION_TILE = 256
@@ -149,11 +148,6 @@ def gemm_table_digest() -> str:
     }
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
-
-
-def tabled_shapes() -> tuple[tuple[int, int], ...]:
-    """Return the (N, K) of every tuned entry."""
-    return tuple(sorted(_TABLE))
 
 
 def _rule(out_features: int, in_features: int, *, element_bytes: int, arch: int) -> GemmConfig:

@@ -19,16 +19,6 @@ def num_mask_words(num_ids: int) -> int:
     return -(-num_ids // WORD_BITS)
 
 
-def pack_mask(allowed_MV: torch.Tensor) -> torch.Tensor:
-    """Return int32 [M, X] of bool [M, V]."""
-    num_rows, num_ids = allowed_MV.shape
-    padded_MV = allowed_MV.new_zeros((num_rows, num_mask_words(num_ids) * WORD_BITS))
-    padded_MV[:, :num_ids] = allowed_MV
-    bits_32 = torch.arange(WORD_BITS, device=allowed_MV.device)
-    words_MX = (padded_MV.view(num_rows, -1, WORD_BITS).long() << bits_32).sum(dim=2)
-    return words_MX.to(torch.int32)  # bit 31 is the sign
-
-
 def unpack_mask(words_MX: torch.Tensor, num_ids: int) -> torch.Tensor:
     """Return bool [M, V] of int32 [M, X]; bits beyond V are nobody's.
 

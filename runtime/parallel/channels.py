@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import queue
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.parallel.hand_off import HandOff, unreachable_memory
-from runtime.parallel.lost import lost_as_diagnostic, lost_peer
+from runtime.parallel.lost import lost_as_diagnostic
 from runtime.parallel.packing import Described
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
@@ -61,29 +60,6 @@ class Channel(Protocol):
         Raises:
             DiagnosticError: SD855, the peer is gone or silent beyond the time limit.
         """
-
-
-class QueueChannel:
-    """Between threads of one process: the readable twin of the others."""
-
-    def __init__(self, *, timeout_s: float = 60.0) -> None:
-        """Wait at most `timeout_s` for a message."""
-        self._messages: queue.Queue[tuple[torch.Tensor, ...]] = queue.Queue()
-        self._timeout_s = timeout_s
-
-    def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Hand copies over: the sender may write its buffers again."""
-        self._messages.put(tuple(tensor.detach().clone() for tensor in tensors))
-
-    def flush(self) -> None:
-        """Return at once: what was sent is in memory."""
-
-    def receive(self) -> tuple[torch.Tensor, ...]:
-        """Return the oldest message; see `Channel.receive`."""
-        try:
-            return self._messages.get(timeout=self._timeout_s)
-        except queue.Empty as error:
-            raise DiagnosticError(lost_peer(f"no message in {self._timeout_s:g} s")) from error
 
 
 class DistributedChannel:

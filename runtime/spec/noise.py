@@ -21,9 +21,6 @@ from runtime.kernels.noise import (
     RESIDUAL_DRAW,
     TOKEN_DRAW,
     NoiseRows,
-    gumbel_from_words,
-    gumbel_noise,
-    philox4x32,
     uniform,
     words_at,
 )
@@ -33,12 +30,8 @@ __all__ = [
     "DrawKind",
     "NoiseKey",
     "draft_kind",
-    "gumbel_at",
-    "gumbel_from_words",
-    "gumbel_rows",
     "noise_rows",
     "noise_words",
-    "philox4x32",
     "uniform",
 ]
 
@@ -111,25 +104,3 @@ def noise_words(
     Graph-safe: no (the keys come from the host).
     """
     return words_at(noise_rows(keys, device=ids_K.device), ids_K, kind)
-
-
-def gumbel_rows(
-    keys: Sequence[NoiseKey],
-    *,
-    num_ids: int,
-    device: torch.device,
-    kind: int = DrawKind.TOKEN,
-) -> torch.Tensor:
-    """Return Gumbel noise fp32 [M, V] for ids 0..V-1 of each row.
-
-    Exactness: a row has the bits that it has alone.
-    """
-    return gumbel_noise(noise_rows(keys, device=device), num_ids, kind)
-
-
-def gumbel_at(
-    keys: Sequence[NoiseKey], ids_target_R: torch.Tensor, *, kind: int = DrawKind.TOKEN
-) -> torch.Tensor:
-    """Return the noise of `gumbel_rows` at the given ids only: fp32 [M, R]."""
-    rows = noise_rows(keys, device=ids_target_R.device)
-    return gumbel_noise(rows, ids_target_R.shape[0], kind, ids_R=ids_target_R)

@@ -77,12 +77,8 @@ class NameTable:
                 return row.keys[0].replace("{i}", str(index))
         return self._key_of_scale(role)
 
-    def role_of(self, key: str) -> str | None:
-        """Return the role that the dialect reads from a key; every spelling counts."""
-        return _role(key, self._lookup())
-
     def roles_in(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return role -> key of those that the dialect reads, without judging them."""
+        """Return role -> key of those that the dialect reads, in any spelling; judges none."""
         lookup = self._lookup()
         found: dict[str, str] = {}
         for key in keys:

@@ -167,23 +167,20 @@ def _add_context(cut: np.ndarray, block: np.ndarray, before: np.ndarray, rule: R
     cut[1:last] |= holds
 
 
-def unit_counts(documents: Sequence[bytes], rules: Rules) -> pa.Table:
+def unit_counts(
+    documents: Sequence[bytes], rules: Rules, *, apart: bool
+) -> tuple[pa.Table, pa.Table | None]:
     """Return the units of some UTF-8 documents with how often each occurs.
 
     Args:
         documents: each cut on its own; together at most 1 GiB.
         rules: of the tokenizer.
+        apart: whether units that begin a document are counted on their own.
 
     Returns:
-        Columns `unit` (binary) and `num` (int64), in no particular order.
+        The units and, with `apart`, those that begin a document: columns `unit` (binary) and `num`
+        (int64), in no particular order.
     """
-    return unit_counts_apart(documents, rules, apart=False)[0]
-
-
-def unit_counts_apart(
-    documents: Sequence[bytes], rules: Rules, *, apart: bool
-) -> tuple[pa.Table, pa.Table | None]:
-    """Return the units of `unit_counts`; with `apart`, those that begin a document on their own."""
     data = _SEPARATOR.join(documents)
     if not data:
         return empty_table(), empty_table() if apart else None

@@ -196,7 +196,7 @@ class TaskRun:
             return
         from specctl.tokenmap import scan
 
-        rest, firsts = scan.unit_counts_apart(
+        rest, firsts = scan.unit_counts(
             held.documents, self._job.plan.rules, apart=self._job.plan.first_differs
         )
         held.tables.append(rest)

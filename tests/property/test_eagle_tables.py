@@ -40,7 +40,7 @@ def test_a_role_has_a_name_that_reads_back_as_the_role(dialect: str) -> None:
             role = entry.name.replace("{i}", str(index))
             key = table.key_of(role)
             assert key is not None, role
-            assert table.role_of(key) == role
+            assert table.roles_in([key]) == {role: key}
 
 
 @pytest.mark.parametrize("dialect", sorted(TABLES))
@@ -48,7 +48,8 @@ def test_a_spelling_reads_as_its_role(dialect: str) -> None:
     table = TABLES[dialect].names
     for row in table.names:
         for key in row.keys:
-            assert table.role_of(key.replace("{i}", "1")) == row.role.replace("{i}", "1")
+            spelling = key.replace("{i}", "1")
+            assert table.roles_in([spelling]) == {row.role.replace("{i}", "1"): spelling}
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -70,7 +71,7 @@ def test_parallel_heads_are_two_way_for_the_keys_of_a_file() -> None:
         key = table.key_of(entry.name)
         assert key is not None
         assert key in keys
-        assert table.role_of(key) == entry.name
+        assert table.roles_in([key]) == {entry.name: key}
 
 
 def test_thousands_of_parallel_heads_make_a_bounded_table() -> None:

@@ -52,7 +52,9 @@ def refusal(ours: Hello, theirs: Hello) -> str:
 
 def test_equal_sides_may_have_other_layouts() -> None:
     layout = Layout(stage_layers=(4, 4), tensor_parallel=2)
-    compare(hello("decode", facts()), hello("prefill", facts(), layout=layout))
+    ours, theirs = hello("decode", facts()), hello("prefill", facts(), layout=layout)
+    assert ours.layout != theirs.layout
+    compare(ours, theirs)
 
 
 @pytest.mark.parametrize(

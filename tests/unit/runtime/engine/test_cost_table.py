@@ -47,7 +47,6 @@ def test_lookup_takes_the_next_larger_entry() -> None:
     assert table.round_s(2, 2, 9) == 33.0
     assert table.round_s(4, 4, 32) == 6.0 + 60.0, "beyond the largest, in proportion"
     assert table.round_s(9, 0, 9) == 30.0
-    assert table.steps_per_s(1, 0, 1) == 0.1
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:

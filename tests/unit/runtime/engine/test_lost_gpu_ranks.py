@@ -21,7 +21,6 @@ from runtime.engine.peers import Peers, Started
 from runtime.engine.request import RequestDelta
 from runtime.engine.stages import StageLine
 from runtime.models import TargetModel
-from runtime.parallel.channels import QueueChannel
 from runtime.parallel.gpu_groups import GpuGroups
 from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.layout import ParallelLayout
@@ -30,6 +29,7 @@ from runtime.parallel.pulse import pulse_key
 from runtime.parallel.ranks import ONE_RANK
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.emit_manifest import emit_manifest
+from tests.queue_channel import QueueChannel
 from tests.tiny import write_tiny_target
 from tests.tiny_agreeing import write_agreeing_eagle3
 

@@ -16,11 +16,11 @@ from runtime.engine.stages import PipelinedTarget, StageLine, StageWorker
 from runtime.kv import KVLayer, KVPool
 from runtime.loading import read_target
 from runtime.models import TargetModel
-from runtime.parallel.channels import QueueChannel
 from runtime.parallel.messages import SlotNews
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import split_stages
+from tests.queue_channel import QueueChannel
 from tests.tiny import VOCAB_SIZE, write_tiny_target
 from tests.tiny_manifest import CPU, tiny_manifest
 

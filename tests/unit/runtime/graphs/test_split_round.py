@@ -17,14 +17,23 @@ from runtime.engine.request import RequestInput
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.split import split_kind
 from runtime.graphs.state import RoundShape
-from runtime.kernels.masks import num_mask_words, pack_mask, unpack_mask
+from runtime.kernels.masks import num_mask_words, unpack_mask
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import DiagnosticError
 from tests.engine_harness import World, prompt_of, reference_ids
 from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
 from tests.tiny import EOS_ID
-from tests.tiny_grammar import Grammar, Rule, Slow, dead_end, five_tens, parity, tens
+from tests.tiny_grammar import (
+    Grammar,
+    Rule,
+    Slow,
+    dead_end,
+    five_tens,
+    pack_mask,
+    parity,
+    tens,
+)
 
 DRAWN = SamplingParams(temperature=0.9, seed=5)
 FILTERED = SamplingParams(temperature=1.1, top_k=30, top_p=0.9, seed=-6)

@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.parallel.channels import DistributedChannel, QueueChannel, header_of, parse_header
+from runtime.parallel.channels import DistributedChannel, header_of, parse_header
 from runtime.parallel.ranks import DistributedRanks, ThreadExchange, rank_sum
 from specctl.contract.diagnostics import DiagnosticError
+from tests.queue_channel import QueueChannel
 
 CPU = torch.device("cpu")
 MESSAGE = (

@@ -16,13 +16,13 @@ from runtime.engine.lockstep import EngineOrder, Lockstep, follow
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
 from runtime.loading import load_models
-from runtime.parallel.channels import QueueChannel
 from runtime.parallel.ranks import Ranks, ThreadExchange
 from runtime.spec.types import SamplingParams
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import Stage, split_stages
 from specctl.ops.emit_manifest import emit_manifest
 from tests.engine_harness import prompt_of
+from tests.queue_channel import QueueChannel
 from tests.rank_harness import SMALL, Outcome, answer, on_rank_pairs, ranked_engine
 from tests.tiny import write_tiny_target
 from tests.tiny_agreeing import write_agreeing_eagle3

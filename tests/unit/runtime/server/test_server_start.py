@@ -31,9 +31,13 @@ def refused(host: str, port: int) -> Diagnostic:
     return found
 
 
-def test_a_free_address_passes(taken: int) -> None:
-    check_address("127.0.0.1", 0)
-    check_address("localhost", 0)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_free_address_passes_and_stays_free(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    check_address(host, port)
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        assert listener.getsockname() == ("127.0.0.1", port)
 
 
 def test_a_taken_port_is_named(taken: int) -> None:

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from runtime.spec.noise import DrawKind, NoiseKey, gumbel_rows
+from runtime.kernels.noise import gumbel_noise
+from runtime.spec.noise import DrawKind, NoiseKey, noise_rows
 from runtime.spec.sampling import noise_key
 from runtime.spec.types import Proposal, RequestView, RoundResult, SamplingParams
 from runtime.spec.verify import VerifyRows, verify
@@ -75,9 +76,20 @@ def make_view(
     )
 
 
+def gumbel_rows(
+    keys: Sequence[NoiseKey],
+    *,
+    num_ids: int,
+    device: torch.device = CPU,
+    kind: DrawKind = DrawKind.TOKEN,
+) -> torch.Tensor:
+    """Return the noise of one choice in each row, fp32 [M, V]."""
+    return gumbel_noise(noise_rows(keys, device=device), num_ids, kind)
+
+
 def gumbel(key: NoiseKey, *, num_ids: int, kind: DrawKind = DrawKind.TOKEN) -> torch.Tensor:
     """Return the noise of one token choice, fp32 [V], made alone."""
-    return gumbel_rows([key], num_ids=num_ids, device=CPU, kind=kind)[0]
+    return gumbel_rows([key], num_ids=num_ids, kind=kind)[0]
 
 
 def choose(processed_V: torch.Tensor, params: SamplingParams, position: int) -> int:

@@ -8,17 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.spec.noise import (
-    DrawKind,
-    NoiseKey,
-    gumbel_at,
-    gumbel_from_words,
-    gumbel_rows,
-    noise_words,
-    philox4x32,
-    uniform,
-)
-from tests.unit.runtime.spec.stub_model import CPU, gumbel
+from runtime.kernels.noise import gumbel_from_words, gumbel_noise, philox4x32, uniform
+from runtime.spec.noise import DrawKind, NoiseKey, noise_rows, noise_words
+from tests.unit.runtime.spec.stub_model import CPU, gumbel, gumbel_rows
 
 FULL = 0xFFFFFFFF
 # Random123's known-answer vectors for philox4x32-10: counter, key, output.
@@ -88,21 +80,20 @@ def test_seed_is_taken_modulo_two_to_the_64() -> None:
 
 def test_any_batching_gives_the_same_bits() -> None:
     keys = keys_for(range(40))
-    together = gumbel_rows(keys, num_ids=257, device=CPU)
+    together = gumbel_rows(keys, num_ids=257)
     for m, key in enumerate(keys):
         assert torch.equal(together[m], gumbel(key, num_ids=257))
     order = [13, 2, 39, 2, 0]
-    assert torch.equal(
-        gumbel_rows([keys[m] for m in order], num_ids=257, device=CPU), together[order]
-    )
+    assert torch.equal(gumbel_rows([keys[m] for m in order], num_ids=257), together[order])
 
 
 def test_ids_select_from_the_same_row() -> None:
     keys = keys_for(range(5))
-    full = gumbel_rows(keys, num_ids=300, device=CPU)
+    full = gumbel_rows(keys, num_ids=300)
     ids = torch.tensor([299, 0, 7, 7, 128, 3])
-    assert torch.equal(gumbel_at(keys, ids), full[:, ids])
-    assert torch.equal(gumbel_rows(keys, num_ids=11, device=CPU), full[:, :11])
+    rows = noise_rows(keys, device=CPU)
+    assert torch.equal(gumbel_noise(rows, len(ids), DrawKind.TOKEN, ids_R=ids), full[:, ids])
+    assert torch.equal(gumbel_rows(keys, num_ids=11), full[:, :11])
 
 
 def test_every_part_of_the_key_matters() -> None:

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 import runtime.spec.verify as verify_module
-from runtime.kernels.noise import NoiseRows
-from runtime.spec.noise import NoiseKey, gumbel_from_words, gumbel_rows
+from runtime.kernels.noise import NoiseRows, gumbel_from_words
+from runtime.spec.noise import NoiseKey
 from runtime.spec.sampling import TokenCounts, process_logits
 from runtime.spec.types import SamplingParams
 from tests.unit.runtime.spec.stub_model import (
-    CPU,
     choose_with,
+    gumbel_rows,
     hash_model,
     law,
     make_view,
@@ -111,7 +111,7 @@ def test_counters_have_the_law(params: SamplingParams) -> None:
     num_draws = 20_000
     processed = process_logits(torch.tensor(LOGITS), params, EMPTY)
     keys = [NoiseKey(seed=2024, choice_index=0, position=p) for p in range(num_draws)]
-    chosen = choose_rows(processed, gumbel_rows(keys, num_ids=len(LOGITS), device=CPU))
+    chosen = choose_rows(processed, gumbel_rows(keys, num_ids=len(LOGITS)))
     counts = torch.bincount(chosen, minlength=len(LOGITS)).tolist()
     expected = [p * num_draws for p in law(LOGITS, params)]
     assert [c > 0 for c in counts] == [e > 0 for e in expected]
@@ -133,7 +133,7 @@ def test_neighbouring_positions_and_seeds_are_independent() -> None:
     by_seed = [NoiseKey(seed=s, choice_index=0, position=17) for s in range(20_000)]
     p = law(LOGITS, params)
     for keys in (by_position, by_seed):
-        chosen = choose_rows(processed, gumbel_rows(keys, num_ids=8, device=CPU))
+        chosen = choose_rows(processed, gumbel_rows(keys, num_ids=8))
         pairs = torch.bincount(chosen[0::2] * 8 + chosen[1::2], minlength=64).tolist()
         expected = [p[i // 8] * p[i % 8] * 10_000 for i in range(64)]
         chi_square = sum((c - e) ** 2 / e for c, e in zip(pairs, expected, strict=True) if e > 0)

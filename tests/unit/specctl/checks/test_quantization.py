@@ -162,5 +162,5 @@ def test_vllm_28435_scales_have_the_role_of_their_weight() -> None:
     for role, ref in read.tensors.items():
         assert SPECULATORS_NAMES.key_of(role) == ref.key
     plain = opened("speculators-eagle3-clean", add={"fc.weight_scale": ()})
-    assert SPECULATORS_NAMES.role_of("fc.weight") == "fc.weight"
+    assert SPECULATORS_NAMES.roles_in(["fc.weight"]) == {"fc.weight": "fc.weight"}
     assert "fc.weight_scale" in plain.tensors

@@ -178,7 +178,8 @@ def test_hostile_texts_are_still_documents(text: str) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.text(st.characters(), max_size=12) | st.text("\x00\x08\x0b\x0c\x1f<>&\"']\ufffe\ud800"))
 def test_junit_is_xml_for_any_text(text: str) -> None:
-    ET.fromstring(junit.junit_text(hostile_report(text)))
+    document = ET.fromstring(junit.junit_text(hostile_report(text)))
+    assert document.find("testsuite/testcase/failure") is not None
 
 
 def test_a_directory_with_a_hostile_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_the_vectorised_scan_finds_the_twins_units(
 
     before, scan._BLOCK = scan._BLOCK, block  # every place is the edge of a block once
     try:
-        table = scan.unit_counts([d.encode() for d in documents], RULES[name])
+        table, _ = scan.unit_counts([d.encode() for d in documents], RULES[name], apart=False)
     finally:
         scan._BLOCK = before
     wanted = collections.Counter(
@@ -122,7 +122,7 @@ def test_the_scan_finds_the_twins_units_in_all_short_texts(name: str) -> None:
 
     chars = "a1.' \n\u00e9\u4e2d\uff0c\u00a0\u0663\U0001f600"
     texts = ["".join(part) for part in itertools.product(chars, repeat=4)]
-    found = scan.unit_counts([text.encode() for text in texts], RULES[name])
+    found, _ = scan.unit_counts([text.encode() for text in texts], RULES[name], apart=False)
     wanted = collections.Counter(
         unit.encode() for text in texts for unit in cuts.split_units(text, RULES[name])
     )
@@ -145,7 +145,7 @@ def test_encoding_multiplies_units(name: str) -> None:
         "the dog's 12 dogs",
         "x",
     ]
-    rest, firsts = scan.unit_counts_apart(
+    rest, firsts = scan.unit_counts(
         [d.encode() for d in documents], plan.units.rules, apart=plan.units.first_differs
     )
     encoder = encoding.UnitEncoder.of(plan, first)
