@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import torch
 
@@ -21,7 +22,7 @@ from runtime.batch import PreparedBatch
 from runtime.kernels import RowNorm, Stream
 from runtime.kernels.aot_cases import MODELS, ModelShapes
 from runtime.kernels.cuda import accept, attention, device, fused_linear, head, round, stream
-from runtime.kernels.fused_table import FusedConfig
+from runtime.kernels.fused_table import FusedConfig, RowTile
 from runtime.kernels.gemm_table import GemmConfig
 from runtime.kv import KVLayer
 
@@ -30,16 +31,29 @@ DTYPE = torch.bfloat16
 _KV_BLOCK_SIZE = 16
 _EPS = 1e-5
 LAYERS = {"SmolLM2-135M": 30, "Llama-3.2-1B": 16, "Qwen3-8B": 36}
-_GEOMETRIES = {5: (1, 5), 9: (1, 9), 40: (8, 5), 160: (32, 5)}  # rows: requests, rows of each
+# rows: requests, rows of each
+_GEOMETRIES = {5: (1, 5), 9: (1, 9), 40: (8, 5), 64: (8, 8), 160: (32, 5), 256: (32, 8)}
 _KERNELS = ("qkv", "attention", "o", "gate_up", "down")
+
+
+class ProductTiles(TypedDict):
+    """Tiles of a product that replace chosen ones."""
+
+    config: FusedConfig | None
+    tile: RowTile | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles:
-    """Tiles that replace pinned ones: of products by name, and of the head."""
+    """Tiles that replace chosen ones: of products by name, and of the head."""
 
     products: Mapping[str, FusedConfig] = field(default_factory=dict)
+    rows: Mapping[str, RowTile] = field(default_factory=dict)
     head: GemmConfig | None = None
+
+    def of(self, name: str) -> ProductTiles:
+        """Return what replaces the tiles of a product."""
+        return {"config": self.products.get(name), "tile": self.rows.get(name)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,22 +121,18 @@ class Step:
         for layer in self.layers:
             if "qkv" not in skipped:
                 qkv = fused_linear.launch_scaled_linear(
-                    made, layer.qkv, eps=_EPS, config=tiles.products.get("qkv")
+                    made, layer.qkv, eps=_EPS, **tiles.of("qkv")
                 )
             if "attention" not in skipped:
                 mixed = self.attend(qkv, layer, batch)
             if "o" not in skipped:
-                made = self.add(mixed, layer.o, layer, made, tiles.products.get("o"))
+                made = self.add(mixed, layer.o, layer, made, tiles.of("o"))
             if "gate_up" not in skipped:
                 gated = fused_linear.launch_scaled_linear(
-                    made,
-                    layer.gate_up,
-                    eps=_EPS,
-                    is_gated=True,
-                    config=tiles.products.get("gate_up"),
+                    made, layer.gate_up, eps=_EPS, is_gated=True, **tiles.of("gate_up")
                 )
             if "down" not in skipped:
-                made = self.add(gated, layer.down, layer, made, tiles.products.get("down"))
+                made = self.add(gated, layer.down, layer, made, tiles.of("down"))
         chosen = ids
         if "head" not in skipped:
             own = RowNorm(weight_D=self.norm, eps=_EPS)
@@ -139,11 +149,11 @@ class Step:
 
     def add(
         self, x: torch.Tensor, weight: torch.Tensor, layer: LayerTensors, made: Stream,
-        config: FusedConfig | None,
+        tiles: ProductTiles,
     ) -> Stream:  # fmt: skip
         """Run o or down."""
         return fused_linear.launch_residual_linear(
-            x, weight, residual_MD=made.residual_MD, norm_D=layer.norm, config=config
+            x, weight, residual_MD=made.residual_MD, norm_D=layer.norm, **tiles
         )
 
     def attend(self, qkv: torch.Tensor, layer: LayerTensors, batch: PreparedBatch) -> torch.Tensor:

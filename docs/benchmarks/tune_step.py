@@ -38,7 +38,7 @@ _ARCH = 90
 _SHARED_BYTES = 226_000
 _SMALL_WEIGHT = 1 << 22  # elements that programs may hold in registers
 _CONTEXT = 200
-_PRODUCTS: Mapping[str, tuple[int, FusedOp]] = {  # name: place among a layer's weights, kind
+PRODUCTS: Mapping[str, tuple[int, FusedOp]] = {  # name: place among a layer's weights, kind
     "gate_up": (2, "gated"),
     "down": (3, "residual"),
     "qkv": (0, "scaled"),
@@ -64,7 +64,7 @@ class Search:
 
 def candidates(shapes: ModelShapes, name: str, overlaps: tuple[str, ...]) -> Iterator[FusedConfig]:
     """Yield the pinned tile, then those worth a try."""
-    place, op = _PRODUCTS[name]
+    place, op = PRODUCTS[name]
     columns, features = shapes.weights()[place]
     yield fused_config(op, columns, features, element_bytes=2, arch=_ARCH)
     least = square_tile(columns) if op == "residual" else 16
@@ -118,7 +118,7 @@ def best_of(times: Mapping[FusedConfig, Mapping[int, float]]) -> dict[int, Fused
 def search(run: Search, write: Callable[[str], object]) -> None:
     """Search product after product, then the head, and print what was chosen."""
     chosen: dict[int, dict[str, FusedConfig]] = {m: {} for m in run.steps}
-    for name, (place, op) in _PRODUCTS.items():
+    for name, (place, op) in PRODUCTS.items():
         times = {
             config: {m: run.time(m, Tiles(products={**chosen[m], name: config})) for m in run.steps}
             for config in candidates(run.shapes, name, run.overlaps)
@@ -146,7 +146,7 @@ def search(run: Search, write: Callable[[str], object]) -> None:
 def compile_slice(run: Search, part: str) -> None:
     """Launch every n-th tile once on one layer, so that Triton's cache holds it."""
     index, count = (int(number) for number in part.split("/"))
-    tiles = [Tiles(products={name: config}) for name in _PRODUCTS
+    tiles = [Tiles(products={name: config}) for name in PRODUCTS
              for config in candidates(run.shapes, name, run.overlaps)]  # fmt: skip
     tiles += [Tiles(head=config) for config in head_candidates(run.shapes)]
     for number, tile in enumerate(tiles):

@@ -27,9 +27,17 @@ from runtime.kernels.cuda import (
     stream,
 )
 from runtime.kernels.cuda import round as round_ends
-from runtime.kernels.fused_table import PREFILL_BLOCK_M, FusedOp, fused_config, tile_for_rows
+from runtime.kernels.fused_table import (
+    PREFILL_BLOCK_M,
+    FusedConfig,
+    FusedOp,
+    RowTile,
+    fused_config,
+    row_tile,
+)
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, gemm_config, head_config
 
+_PREFILL_ROWS = 4096
 _VERIFY_WIDTH = 9  # the newest token and 8 drafts
 
 
@@ -190,6 +198,7 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             "FUSED": is_fused,
             "NORMED": is_fused and model.has_qk_norm,
             "SINGLE": is_single,
+            "IN_TURN": False,
             "OVERLAP": 2 * (is_fused and arch >= 90),
         }
         case = _case(
@@ -200,8 +209,13 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             is_hot=dtype != "fp32",
         )
         yield case
-        if is_fused and not is_single:  # spills a little, and wins where programs are many
+        if is_single:
+            continue
+        if is_fused:  # spills a little, and wins where programs are many
             yield replace(case, num_warps=attention.CROWDED_WARPS, is_hot=False)
+        in_turn = tuple((name, value or name == "IN_TURN") for name, value in case.constants)
+        for num_warps in (attention.SEGMENT_WARPS, attention.CROWDED_WARPS):
+            yield replace(case, constants=in_turn, num_warps=num_warps, is_hot=False)
 
 
 def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:
@@ -294,36 +308,40 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     element_bytes = 4 if dtype == "fp32" else 2
     for op, (columns, features) in products:
         config = fused_config(op, columns, features, element_bytes=element_bytes, arch=arch)
-        prefill = (PREFILL_BLOCK_M,) if dtype == "bf16" else ()
-        for block_m in (*_block_ms(dtype), *prefill):
+        for tile in _row_tiles(config, columns, features, dtype):
             # Overlapping only adds the waits; the least tile stands for it.
-            is_overlapping = arch >= 90 and block_m == BLOCK_M_CHOICES[0]
+            is_overlapping = arch >= 90 and tile.block_m == BLOCK_M_CHOICES[0]
             own = (
                 fused_linear.residual_constants(columns)
                 if op == "residual"
                 else {**stream.scale_constants(features), "GATED": op == "gated"}
             )
-            tile = fused_linear.tile_constants(
-                columns,
-                features,
-                tile_for_rows(config, block_m),
-                block_m,
-                element_bytes=element_bytes,
-                overlapped=2 * is_overlapping,
+            shared = fused_linear.tile_constants(
+                columns, features, config, tile, overlapped=2 * is_overlapping
             )
             yield _case(
                 fused_linear.residual_linear_kernel
                 if op == "residual"
                 else fused_linear.scaled_linear_kernel,
                 dtype,
-                {**own, **tile, "HAS_BIAS": model.has_bias and not is_overlapping},
-                num_warps=tile_for_rows(config, block_m).num_warps,
-                is_hot=dtype != "fp32" and block_m != PREFILL_BLOCK_M,
+                {**own, **shared, "HAS_BIAS": model.has_bias and not is_overlapping},
+                num_warps=tile.num_warps,
+                is_hot=dtype != "fp32" and not tile.in_turn,
             )
     entry = stream.stream_constants(model.hidden_size)
     for is_gathered in (False, True):
         flags = {"GATHER": is_gathered, "OVERLAP": arch >= 90}
         yield _case(stream.enter_stream_kernel, dtype, {**entry, **flags})
+
+
+def _row_tiles(config: FusedConfig, columns: int, features: int, dtype: str) -> list[RowTile]:
+    """Return what launches of any number of rows run, each once."""
+    counts = (*_block_ms(dtype), *((PREFILL_BLOCK_M, _PREFILL_ROWS) if dtype == "bf16" else ()))
+    element_bytes = 4 if dtype == "fp32" else 2
+    tiles = (
+        row_tile(config, columns, features, count, element_bytes=element_bytes) for count in counts
+    )
+    return list(dict.fromkeys(tiles))
 
 
 def _joined_cases(columns: int, width: int, dtype: str, arch: int) -> Iterator[KernelCase]:

@@ -11,7 +11,7 @@ Legend: N output features, K input features.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from runtime.kernels.stream import square_tile
@@ -124,6 +124,68 @@ def fused_config(
     return _rule(op, out_features, in_features, element_bytes=element_bytes, arch=arch)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowTile:
+    """How a launch of some rows runs a pinned tile; nothing here moves a bit.
+
+    Args:
+        block_m: rows per program.
+        block_n: output features per program.
+        num_warps: warps of a program.
+        num_stages: depth of the load pipeline.
+        preload: hold the program's operands whole in registers.
+        in_turn: sum the parts of K one after the other, with all warps.
+        overlap: as in `FusedConfig`.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    preload: bool = False
+    in_turn: bool = False
+    overlap: Overlap = "never"
+
+
+def row_tile(
+    config: FusedConfig,
+    out_features: int,
+    in_features: int,
+    num_rows: int,
+    *,
+    element_bytes: int,
+) -> RowTile:
+    """Return how `num_rows` rows run a pinned tile.
+
+    Args:
+        config: of the weight.
+        out_features: N.
+        in_features: K.
+        num_rows: M.
+        element_bytes: size of an element of the inputs, 2 or 4.
+    """
+    tiles = -(-num_rows // PREFILL_BLOCK_M) * -(-out_features // _PREFILL_BLOCK_N)
+    if num_rows > BLOCK_M_CHOICES[-1] and tiles >= _PREFILL_TILES:
+        block_n = max(_PREFILL_BLOCK_N, config.block_n)
+        step_bytes = (block_n + PREFILL_BLOCK_M) * config.block_k * element_bytes
+        return RowTile(
+            block_m=PREFILL_BLOCK_M,
+            block_n=block_n,
+            num_warps=8 if config.parts <= 4 else 16,
+            num_stages=max(1, min(3, STAGE_BYTES // step_bytes)),
+            in_turn=True,
+        )
+    block_m = block_m_for(num_rows)
+    return RowTile(
+        block_m=block_m,
+        block_n=config.block_n,
+        num_warps=config.num_warps,
+        num_stages=fitting_stages(config, block_m, element_bytes),
+        preload=preloads(config, block_m, in_features, element_bytes),
+        overlap=config.overlap,
+    )
+
+
 def preloads(config: FusedConfig, block_m: int, in_features: int, element_bytes: int) -> bool:
     """Whether a program of `block_m` rows holds its operands whole; bits do not depend on it."""
     held = (config.block_n + block_m) * part_features(config, in_features) * config.parts
@@ -135,28 +197,6 @@ def preloads(config: FusedConfig, block_m: int, in_features: int, element_bytes:
     )
 
 
-def row_block(out_features: int, num_rows: int) -> int:
-    """Return the rows of a program: prefills of enough tiles take more."""
-    tiles = -(-num_rows // PREFILL_BLOCK_M) * -(-out_features // _PREFILL_BLOCK_N)
-    if num_rows > BLOCK_M_CHOICES[-1] and tiles >= _PREFILL_TILES:
-        return PREFILL_BLOCK_M
-    return block_m_for(num_rows)
-
-
-def tile_for_rows(config: FusedConfig, block_m: int) -> FusedConfig:
-    """Return the tile that programs of `block_m` rows take: bits do not depend on the change."""
-    if block_m != PREFILL_BLOCK_M:
-        return config
-    return replace(
-        config,
-        block_n=max(_PREFILL_BLOCK_N, config.block_n),
-        num_warps=8 if config.parts <= 4 else 16,
-        num_stages=3,
-        preload=False,
-        overlap="never",
-    )
-
-
 def part_features(config: FusedConfig, in_features: int) -> int:
     """Return the input features of one part, whole steps; the last parts may hold fewer."""
     steps = -(-in_features // config.block_k)
@@ -165,9 +205,8 @@ def part_features(config: FusedConfig, in_features: int) -> int:
 
 def fitting_stages(config: FusedConfig, block_m: int, element_bytes: int) -> int:
     """Return the depth of the pipeline that fits with so many rows; bits do not depend on it."""
-    parts = 1 if block_m == PREFILL_BLOCK_M else config.parts
-    stage_bytes = (config.block_n + block_m) * config.block_k * parts * element_bytes
-    return max(1, min(config.num_stages, STAGE_BYTES // stage_bytes))
+    step_bytes = (config.block_n + block_m) * config.block_k * config.parts * element_bytes
+    return max(1, min(config.num_stages, STAGE_BYTES // step_bytes))
 
 
 def fused_table_facts() -> list[object]:

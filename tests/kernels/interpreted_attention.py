@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -58,6 +59,9 @@ def test_a_prefill_s_rows_are_the_rows_of_a_decode(
     single = attention.launch_paged_attention(q, requests.layer, batch, **shared)
     together = attention.launch_paged_attention(q, requests.layer, tiled(batch), **shared)
     assert same_bits(together, single)
+    for some in (batch, tiled(batch)):
+        in_turn = attention.launch_paged_attention(q, requests.layer, some, in_turn=True, **shared)
+        assert same_bits(in_turn, single)
     twin = paged_attention_twin(q, requests.layer, batch, **shared)
     atol = 5e-6 + 2 * HALF_ULP[dtype]
     torch.testing.assert_close(together, twin, rtol=2 * HALF_ULP[dtype], atol=atol)
@@ -105,6 +109,28 @@ def test_old_keys_and_new_ones_meet_in_one_step(width: int) -> None:
     )  # fmt: skip
     layer, found = dense.attend(attention.launch_paged_attention, window=None)
     other, expected = dense.attend_separately(attention, rope, kv_write, window=None)
+    assert same_bits(found, expected)
+    assert bool(found.isfinite().all())
+    assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))
+    assert same_bits(layer.v.nan_to_num(9.0), other.v.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("head_dim", [16, 128])
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("width", [1, 9])
+def test_one_program_takes_all_segments_with_the_bits_of_many(
+    width: int, window: int | None, head_dim: int
+) -> None:
+    """Verifies that end a segment, begin one, and lie across two; a window that hides the first."""
+    dense = dense_requests(
+        num_heads=4, num_kv_heads=2, head_dim=head_dim, width=width,
+        lengths=(width, 256, 260, 264, 530), dtype=torch.float32,
+    )  # fmt: skip
+    split, in_turn = (
+        partial(attention.launch_paged_attention, in_turn=choice) for choice in (False, True)
+    )
+    layer, found = dense.attend(in_turn, window=window)
+    other, expected = dense.attend(split, window=window)
     assert same_bits(found, expected)
     assert bool(found.isfinite().all())
     assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))

@@ -12,7 +12,7 @@ from runtime import kernels
 from runtime.kernels.accept import accept_twin
 from runtime.kernels.cuda import accept, attention, fused_linear, kv_write, rope, stream
 from runtime.kernels.fused_linear import residual_linear_twin, scaled_linear_twin
-from runtime.kernels.fused_table import PREFILL_BLOCK_M, FusedConfig, row_block
+from runtime.kernels.fused_table import FusedConfig, row_tile
 from runtime.kernels.stream import Stream, enter_stream_twin, num_square_tiles
 from tests.kernels.dense import dense_requests
 from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
@@ -159,14 +159,15 @@ def test_a_prefill_sums_parts_in_turn_to_the_same_bits(
     """128 rows share a program; parts beyond the steps of K are empty in either form."""
     monkeypatch.setattr("runtime.kernels.fused_table._PREFILL_TILES", 1)
     num_rows, columns = 130, 80
-    assert row_block(columns, num_rows) == PREFILL_BLOCK_M
+    config = FusedConfig(block_n=16, block_k=32, num_warps=8, num_stages=2, parts=parts)
+    assert row_tile(config, columns, features, num_rows, element_bytes=4).in_turn
     x = plain(num_rows, features, seed=1, dtype=torch.float32)
     residual = plain(num_rows, columns, seed=4, dtype=torch.float32)
     op = functools.partial(
         fused_linear.launch_residual_linear,
         weight_DK=plain(columns, features, seed=2, dtype=torch.float32),
         norm_D=plain(columns, seed=3, dtype=torch.float32),
-        config=FusedConfig(block_n=16, block_k=32, num_warps=8, num_stages=2, parts=parts),
+        config=config,
     )
     whole = op(x, residual_MD=residual)
     for first in (0, 70, 129):

@@ -20,7 +20,12 @@ import triton
 import triton.language as tl
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
-from runtime.kernels.cuda.attention_steps import attend_segment, join_segments
+from runtime.kernels.cuda.attention_steps import (
+    attend_segment,
+    attend_stored,
+    fold_segment,
+    join_segments,
+)
 from runtime.kernels.cuda.device import (
     ceil_div,
     device_arch,
@@ -39,6 +44,7 @@ CROWDED_WARPS = 4
 """Of a program where there are more programs than multiprocessors: two of them share one."""
 
 SEGMENT_OVERLAP: Overlap = "started"
+_IN_TURN_SHARE = 2
 _PARTIAL_BYTES = 1 << 28
 _NO_WINDOW = 1 << 30  # keys; no position leaves it, so both cases share one binary
 _MOST_PACKED = 64  # query heads times rows in one product
@@ -72,7 +78,7 @@ def attention_segment_kernel(
     WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_P: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
-    SINGLE: tl.constexpr, OVERLAP: tl.constexpr,
+    SINGLE: tl.constexpr, IN_TURN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted values [M, H, P] for the rows and query heads of a program.
 
@@ -99,17 +105,23 @@ def attention_segment_kernel(
     first_keys = tl.maximum(windows - window + 1, 0)
     least_key = tl.min(tl.where(is_row, first_keys, 2147483647), axis=0)
     last_key = tl.max(limits, axis=0)
+    first_segment = least_key // SEGMENT_KEYS
+    if IN_TURN:
+        segment = first_segment
     begin = tl.maximum(segment * SEGMENT_KEYS, least_key // TILE * TILE)
     end = tl.minimum((segment + 1) * SEGMENT_KEYS, last_key + 1)
     if begin < end:
         lanes = tl.arange(0, BLOCK_HALF)[None, :]
         request = tl.load(row_request_ptr + first_row).to(tl.int64)
+        table_row = table_ptr + request * stride_table
         positions = tl.load(positions_ptr + rows, mask=is_row, other=0)
         offsets = tl.arange(0, BLOCK_W)
         new_rows = first_row + offsets
         new_keys = tl.load(positions_ptr + new_rows, mask=offsets < WIDTH, other=2147483647)
-        is_mine = (offsets < WIDTH) & (new_keys // SEGMENT_KEYS == segment)
-        maximum, total, values = attend_segment(
+        is_mine = offsets < WIDTH
+        if not IN_TURN:
+            is_mine = is_mine & (new_keys // SEGMENT_KEYS == segment)
+        maximum, total, values, q_low, q_high = attend_segment(
             q_ptr + rows[:, None] * stride_qm + heads[:, None] * stride_qh + lanes,
             is_row[:, None] & (lanes < HEAD_DIM // 2),
             cos_sin_ptr + positions[:, None] * HEAD_DIM + lanes,
@@ -118,15 +130,26 @@ def attention_segment_kernel(
             is_mine[:, None] & (lanes < HEAD_DIM // 2),
             cos_sin_ptr + new_keys[:, None] * HEAD_DIM + lanes,
             tl.load(slots_ptr + new_rows, mask=is_mine, other=0),
-            k_pool_ptr, v_pool_ptr, table_ptr + request * stride_table,
+            k_pool_ptr, v_pool_ptr, table_row,
             begin, end, least_key, tl.min(new_keys, axis=0) if FUSED else 2147483647,
             limits, first_keys, kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
             KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE == SEGMENT_KEYS, TILE, BLOCK_M, BLOCK_W,
             BLOCK_HALF, BLOCK_P, FUSED, NORMED, OVERLAP,
         )  # fmt: skip
         is_whole = True
-        if not SINGLE:
-            first_segment = least_key // SEGMENT_KEYS
+        if IN_TURN:
+            for later in range(first_segment + 1, last_key // SEGMENT_KEYS + 1):
+                part_maximum, part_total, part_values = attend_stored(
+                    q_low, q_high, k_pool_ptr, v_pool_ptr, table_row, later * SEGMENT_KEYS,
+                    tl.minimum((later + 1) * SEGMENT_KEYS, last_key + 1), least_key, limits,
+                    first_keys, kv_head, scale_log2, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE,
+                    BLOCK_M, BLOCK_HALF, BLOCK_P,
+                )  # fmt: skip
+                maximum, total, values = fold_segment(
+                    maximum, total, values, part_maximum, part_total, part_values, later,
+                    first_keys // SEGMENT_KEYS, limits // SEGMENT_KEYS, BLOCK_M, BLOCK_P,
+                )  # fmt: skip
+        elif not SINGLE:
             is_whole, total, values = join_segments(
                 maximum, total, values, values_ptr, maximum_ptr, total_ptr,
                 arrivals_ptr + local_tile * KV_HEADS + kv_head,
@@ -162,10 +185,12 @@ def launch_paged_attention(
     new: NewRows | None = None,
     overlap: bool | None = None,
     segment: int = SEGMENT,
+    in_turn: bool | None = None,
 ) -> torch.Tensor:
     """Launch `paged_attention`, or with `new` the fused `attend_new_rows` of a dense batch.
 
-    Another `segment`, a power of two, sums in another order (benchmarks only).
+    `overlap` and `in_turn` replace what is chosen (tests, tuning). Another `segment`, a power of
+    two, sums in another order (benchmarks only).
     """
     is_whole = layer.k.is_contiguous() and layer.v.is_contiguous()
     assert is_whole, "each pool is one block of memory"
@@ -183,13 +208,17 @@ def launch_paged_attention(
     groups = tiles.shape[0] if tiles is not None else q_MHP.shape[0] // width
     num_tiles = groups * constants["PARTS"]
     num_segments = ceil_div(batch.max_length, segment)
+    if in_turn is None:
+        num_programs = num_tiles * num_kv_heads
+        in_turn = goes_in_turn(q_MHP.device, num_programs, num_segments)
+    num_parts = 1 if in_turn else num_segments
     out = torch.empty_like(q_MHP, memory_format=torch.contiguous_format)
     # Chunks bound the partials of a long prefill; tiles are independent, so cuts change no bits.
-    tile_bytes = num_kv_heads * num_segments * constants["BLOCK_M"] * constants["BLOCK_P"] * 4
-    chunk = num_tiles if num_segments == 1 else max(1, _PARTIAL_BYTES // tile_bytes)
+    tile_bytes = num_kv_heads * num_parts * constants["BLOCK_M"] * constants["BLOCK_P"] * 4
+    chunk = num_tiles if num_parts == 1 else max(1, _PARTIAL_BYTES // tile_bytes)
     for start in range(0, num_tiles, max(chunk, 1)):
         _launch_tiles(
-            q_MHP, layer, batch, out, start, min(chunk, num_tiles - start), constants,
+            q_MHP, layer, batch, out, start, min(chunk, num_tiles - start), num_parts, constants,
             scale=scale, window=window, new=new, overlap=overlap,
         )  # fmt: skip
     return out
@@ -202,6 +231,7 @@ def _launch_tiles(
     out_MHP: torch.Tensor,
     tile_start: int,
     num_tiles: int,
+    num_parts: int,
     constants: dict[str, int],
     *,
     scale: float,
@@ -210,9 +240,9 @@ def _launch_tiles(
     overlap: bool | None,
 ) -> None:
     num_kv_heads, block_m = constants["KV_HEADS"], constants["BLOCK_M"]
-    num_segments = ceil_div(batch.max_length, constants["SEGMENT_KEYS"])
-    is_single = num_segments == 1
-    shape = (0,) if is_single else (num_tiles, num_kv_heads, num_segments, block_m)
+    is_single = batch.max_length <= constants["SEGMENT_KEYS"]
+    is_split = num_parts > 1
+    shape = (num_tiles, num_kv_heads, num_parts, block_m) if is_split else (0,)
     values = q_MHP.new_empty((*shape, constants["BLOCK_P"]), dtype=torch.float32)
     maximum, total = (q_MHP.new_empty(shape, dtype=torch.float32) for _ in range(2))
     own = batch.positions_N
@@ -220,7 +250,7 @@ def _launch_tiles(
     k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
     norms = None if new is None else new.norms
     overlapped, options = overlap_options(q_MHP.device, overlap, SEGMENT_OVERLAP)
-    attention_segment_kernel[(num_tiles, num_kv_heads, num_segments)](
+    attention_segment_kernel[(num_tiles, num_kv_heads, num_parts)](
         q_MHP,
         k,
         v,
@@ -239,12 +269,12 @@ def _launch_tiles(
         values,
         maximum,
         total,
-        _arrivals(batch, 0 if is_single else num_tiles * num_kv_heads),
+        _arrivals(batch, num_tiles * num_kv_heads if is_split else 0),
         out_MHP,
         scale * math.log2(math.e),
         0.0 if norms is None else norms.eps,
         tile_start,
-        num_segments,
+        num_parts,
         _NO_WINDOW if window is None else window,
         q_MHP.stride(0),
         q_MHP.stride(1),
@@ -258,8 +288,9 @@ def _launch_tiles(
         FUSED=new is not None,
         NORMED=norms is not None,
         SINGLE=is_single,
+        IN_TURN=not is_single and not is_split,
         OVERLAP=overlapped,
-        num_warps=segment_warps(q_MHP.device, num_tiles * num_kv_heads * num_segments),
+        num_warps=segment_warps(q_MHP.device, num_tiles * num_kv_heads * num_parts),
         **options,
     )
 
@@ -270,6 +301,17 @@ def _arrivals(batch: PreparedBatch, count: int) -> torch.Tensor:
     if counters is not None and counters.shape[0] >= count:
         return counters
     return torch.zeros(count, dtype=torch.int32, device=batch.positions_N.device)
+
+
+def goes_in_turn(device: torch.device, num_programs: int, num_segments: int) -> bool:
+    """Whether a program takes all segments of its rows; bits do not depend on it.
+
+    Args:
+        device: of the launch.
+        num_programs: row tiles times key heads.
+        num_segments: of the longest request.
+    """
+    return num_segments > 1 and num_programs * _IN_TURN_SHARE >= num_sms(device_arch(device))
 
 
 def segment_warps(device: torch.device, num_programs: int) -> int:

@@ -111,7 +111,7 @@ def attend_segment(
     BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Run the online softmax over begin..end; return maximum, total and values of each row.
+    """Run the online softmax over begin..end: maximum, total, values of each row, its query.
 
     Where one step holds a segment (WHOLE), its older keys are on their way before the wait.
     """
@@ -165,9 +165,6 @@ def attend_segment(
         q_low = rotate_low(first, second, q_cos, q_sin).to(q_low.dtype)
         q_high = rotate_high(first, second, q_cos, q_sin).to(q_high.dtype)
         tl.debug_barrier()  # the program reads back the keys that its threads stored
-    maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
-    values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
     if WHOLE:
         if FUSED:
             k_low, k_high, v = load_keys(
@@ -175,23 +172,71 @@ def attend_segment(
                 HEAD_DIM, BLOCK_HALF, BLOCK_P,
             )  # fmt: skip
         maximum, total, values = attend_keys(
+            tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32),
+            tl.zeros((BLOCK_M, 16), dtype=tl.float32),
+            tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32),
+            q_low, q_high, k_low, k_high, v, keys, limits, first_keys, scale_log2, TILE,
+        )  # fmt: skip
+        total = tl.max(total, axis=1)
+    else:
+        maximum, total, values = attend_stored(
+            q_low, q_high, k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, limits,
+            first_keys, kv_head, scale_log2, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE, BLOCK_M,
+            BLOCK_HALF, BLOCK_P,
+        )  # fmt: skip
+    return maximum, total, values, q_low, q_high
+
+
+@triton.jit
+def attend_stored(
+    q_low, q_high, k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, limits, first_keys,
+    kv_head, scale_log2,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Run the online softmax over keys begin..end of the pool; results as `attend_segment`."""
+    maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
+    values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
+    k_zero = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
+    v_zero = tl.zeros((TILE, BLOCK_P), dtype=v_pool_ptr.dtype.element_ty)
+    for step in tl.range(begin, end, TILE, num_stages=1):
+        keys = step + tl.arange(0, TILE)
+        is_key = (keys < end) & (keys >= least_key)
+        places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
+        k_low, k_high, v = load_keys(
+            k_pool_ptr, v_pool_ptr, places, is_key, k_zero, k_zero, v_zero,
+            HEAD_DIM, BLOCK_HALF, BLOCK_P,
+        )  # fmt: skip
+        maximum, total, values = attend_keys(
             maximum, total, values, q_low, q_high, k_low, k_high, v, keys, limits, first_keys,
             scale_log2, TILE,
         )  # fmt: skip
-    else:
-        for step in tl.range(begin, end, TILE, num_stages=1):
-            keys = step + tl.arange(0, TILE)
-            is_key = (keys < end) & (keys >= least_key)
-            places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
-            k_step, k_step_high, v_step = load_keys(
-                k_pool_ptr, v_pool_ptr, places, is_key, k_low, k_high, v,
-                HEAD_DIM, BLOCK_HALF, BLOCK_P,
-            )  # fmt: skip
-            maximum, total, values = attend_keys(
-                maximum, total, values, q_low, q_high, k_step, k_step_high, v_step, keys, limits,
-                first_keys, scale_log2, TILE,
-            )  # fmt: skip
     return maximum, tl.max(total, axis=1), values
+
+
+@triton.jit
+def fold_segment(
+    maximum, total, values, part_maximum, part_total, part_values, segment,
+    first_segments, last_segments, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Add a segment to those before it, for each row if it lies between the row's own bounds.
+
+    The products are rounded before the fused additions, so every tile shape makes the same sums.
+    """
+    new_maximum = tl.maximum(maximum, part_maximum)
+    keep = tl.exp2(maximum - new_maximum)
+    add = tl.exp2(part_maximum - new_maximum)
+    keeps = tl.broadcast_to(keep[:, None], (BLOCK_M, BLOCK_P))
+    adds = tl.broadcast_to(add[:, None], (BLOCK_M, BLOCK_P))
+    is_first = segment == first_segments
+    is_later = (segment > first_segments) & (segment <= last_segments)
+    total = tl.where(is_later, tl.fma(part_total, add, total * keep), total)
+    total = tl.where(is_first, part_total, total)
+    values = tl.where(is_later[:, None], tl.fma(part_values, adds, values * keeps), values)
+    values = tl.where(is_first[:, None], part_values, values)
+    maximum = tl.where(is_first, part_maximum, tl.where(is_later, new_maximum, maximum))
+    return maximum, total, values
 
 
 @triton.jit
@@ -200,9 +245,8 @@ def combine_segments(
     low, high,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Fold the segments low..high in ascending order, each row those between its own bounds.
+    """Fold the segments low..high in ascending order.
 
-    The products are rounded before the fused additions, so every tile shape makes the same sums.
     Other multiprocessors wrote the parts: they are read past the first-level cache.
     """
     maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
@@ -215,18 +259,10 @@ def combine_segments(
         part_values = tl.load(
             values_ptr + place[:, None] * BLOCK_P + lanes[None, :], cache_modifier=".cg"
         )
-        new_maximum = tl.maximum(maximum, part_maximum)
-        keep = tl.exp2(maximum - new_maximum)
-        add = tl.exp2(part_maximum - new_maximum)
-        keeps = tl.broadcast_to(keep[:, None], (BLOCK_M, BLOCK_P))
-        adds = tl.broadcast_to(add[:, None], (BLOCK_M, BLOCK_P))
-        is_first = segment == first_segments
-        is_later = (segment > first_segments) & (segment <= last_segments)
-        total = tl.where(is_later, tl.fma(part_total, add, total * keep), total)
-        total = tl.where(is_first, part_total, total)
-        values = tl.where(is_later[:, None], tl.fma(part_values, adds, values * keeps), values)
-        values = tl.where(is_first[:, None], part_values, values)
-        maximum = tl.where(is_first, part_maximum, tl.where(is_later, new_maximum, maximum))
+        maximum, total, values = fold_segment(
+            maximum, total, values, part_maximum, part_total, part_values, segment,
+            first_segments, last_segments, BLOCK_M, BLOCK_P,
+        )  # fmt: skip
     return total, values
 
 

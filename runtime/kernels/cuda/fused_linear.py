@@ -29,14 +29,11 @@ from runtime.kernels.cuda.stream import (
     stream_scale,
 )
 from runtime.kernels.fused_table import (
-    PREFILL_BLOCK_M,
     FusedConfig,
-    fitting_stages,
+    RowTile,
     fused_config,
     part_features,
-    preloads,
-    row_block,
-    tile_for_rows,
+    row_tile,
 )
 from runtime.kernels.stream import Stream, num_square_tiles, square_tile
 
@@ -164,9 +161,10 @@ def launch_scaled_linear(
     eps: float,
     is_gated: bool = False,
     config: FusedConfig | None = None,
+    tile: RowTile | None = None,
     overlap: bool | None = None,
 ) -> torch.Tensor:
-    """Launch `scaled_linear`; `config` and `overlap` replace the pinned choices (tests, tuning)."""
+    """Launch `scaled_linear`; the last three replace what is chosen (tests, tuning)."""
     x_MK = stream.weighted_MD.contiguous()
     num_rows, num_features = x_MK.shape
     num_columns = weight_NK.shape[0]
@@ -187,10 +185,11 @@ def launch_scaled_linear(
             element_bytes=x_MK.element_size(),
             arch=device_arch(x_MK.device),
         )
-    block_m = row_block(num_columns, num_rows)
-    config = tile_for_rows(config, block_m)
-    overlapped, options = overlap_options(x_MK.device, overlap, config.overlap)
-    scaled_linear_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
+    tile = tile or row_tile(
+        config, num_columns, num_features, num_rows, element_bytes=x_MK.element_size()
+    )
+    overlapped, options = overlap_options(x_MK.device, overlap, tile.overlap)
+    scaled_linear_kernel[(ceil_div(num_rows, tile.block_m), ceil_div(num_columns, tile.block_n))](
         x_MK,
         weight_NK,
         stream.squares_MT.contiguous(),
@@ -201,15 +200,8 @@ def launch_scaled_linear(
         HAS_BIAS=bias_N is not None,
         GATED=is_gated,
         **scale_constants(num_features),
-        **tile_constants(
-            num_columns,
-            num_features,
-            config,
-            block_m,
-            element_bytes=x_MK.element_size(),
-            overlapped=overlapped,
-        ),
-        num_warps=config.num_warps,
+        **tile_constants(num_columns, num_features, config, tile, overlapped=overlapped),
+        num_warps=tile.num_warps,
         **options,
     )
     return out
@@ -223,9 +215,10 @@ def launch_residual_linear(
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
     config: FusedConfig | None = None,
+    tile: RowTile | None = None,
     overlap: bool | None = None,
 ) -> Stream:
-    """Launch `residual_linear`; `config` and `overlap` as in `launch_scaled_linear`."""
+    """Launch `residual_linear`; options as of `launch_scaled_linear`."""
     x_MK, residual_MD = inner_contiguous(x_MK), inner_contiguous(residual_MD)
     num_rows, num_features = x_MK.shape
     num_columns = weight_DK.shape[0]
@@ -242,11 +235,12 @@ def launch_residual_linear(
             element_bytes=x_MK.element_size(),
             arch=device_arch(x_MK.device),
         )
-    assert config.block_n % square_tile(num_columns) == 0, "a program writes whole square tiles"
-    block_m = row_block(num_columns, num_rows)
-    config = tile_for_rows(config, block_m)
-    overlapped, options = overlap_options(x_MK.device, overlap, config.overlap)
-    residual_linear_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
+        tile = tile or row_tile(
+            config, num_columns, num_features, num_rows, element_bytes=x_MK.element_size()
+        )
+    assert tile.block_n % square_tile(num_columns) == 0, "a program writes whole square tiles"
+    overlapped, options = overlap_options(x_MK.device, overlap, tile.overlap)
+    residual_linear_kernel[(ceil_div(num_rows, tile.block_m), ceil_div(num_columns, tile.block_n))](
         x_MK,
         weight_DK,
         bias_D if bias_D is not None else weight_DK,
@@ -260,15 +254,8 @@ def launch_residual_linear(
         residual_MD.stride(0),
         HAS_BIAS=bias_D is not None,
         **residual_constants(num_columns),
-        **tile_constants(
-            num_columns,
-            num_features,
-            config,
-            block_m,
-            element_bytes=x_MK.element_size(),
-            overlapped=overlapped,
-        ),
-        num_warps=config.num_warps,
+        **tile_constants(num_columns, num_features, config, tile, overlapped=overlapped),
+        num_warps=tile.num_warps,
         **options,
     )
     return stream
@@ -283,22 +270,21 @@ def tile_constants(
     num_columns: int,
     num_features: int,
     config: FusedConfig,
-    block_m: int,
+    tile: RowTile,
     *,
-    element_bytes: int,
     overlapped: int,
 ) -> dict[str, int]:
     """Return the compile-time arguments that both products share."""
     return {
         "COLUMNS": num_columns,
         "FEATURES": num_features,
-        "BLOCK_M": block_m,
-        "BLOCK_N": config.block_n,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
         "BLOCK_K": config.block_k,
-        "STAGES": fitting_stages(config, block_m, element_bytes),
+        "STAGES": tile.num_stages,
         "PARTS": config.parts,
         "PART_FEATURES": part_features(config, num_features),
-        "IN_TURN": block_m == PREFILL_BLOCK_M,
-        "PRELOAD": preloads(config, block_m, num_features, element_bytes),
+        "IN_TURN": tile.in_turn,
+        "PRELOAD": tile.preload,
         "OVERLAP": overlapped,
     }
