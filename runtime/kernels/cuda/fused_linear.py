@@ -235,9 +235,9 @@ def launch_residual_linear(
             element_bytes=x_MK.element_size(),
             arch=device_arch(x_MK.device),
         )
-        tile = tile or row_tile(
-            config, num_columns, num_features, num_rows, element_bytes=x_MK.element_size()
-        )
+    tile = tile or row_tile(
+        config, num_columns, num_features, num_rows, element_bytes=x_MK.element_size()
+    )
     assert tile.block_n % square_tile(num_columns) == 0, "a program writes whole square tiles"
     overlapped, options = overlap_options(x_MK.device, overlap, tile.overlap)
     residual_linear_kernel[(ceil_div(num_rows, tile.block_m), ceil_div(num_columns, tile.block_n))](
