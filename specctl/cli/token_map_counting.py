@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from specctl.tokenmap.count_corpus import HELD_OUT, CorpusSpec, CountOptions
+from specctl.tokenmap.documents import ASSISTANT_ROLES
 
 _STDIN = "-"
-_ASSISTANT = ("assistant", "gpt", "model")
 
 
 class CountEngine(str, Enum):
@@ -163,7 +163,7 @@ def corpus_spec(
     return CorpusSpec(
         sources=tuple(corpus),
         fields=tuple(field or ()),
-        roles=_ASSISTANT if assistant_only else tuple(role or ()),
+        roles=ASSISTANT_ROLES if assistant_only else tuple(role or ()),
         uses_chat_template=chat_template,
         id_type=None if id_type is None else id_type.value,
         language_field=language_field,

@@ -1,6 +1,7 @@
 """Build token maps: find the tokenizer, count the corpus, cut, write, say what was done.
 
-Invariants: no map is written before everything was counted; the files depend on the texts, the
+Invariants: nothing is counted for options that cannot be met whatever the counts are, and no map
+is written before everything was counted; the files depend on the texts, the
 tokenizer, the forced ids and the sizes, not on the order or number of corpus files.
 """
 
@@ -8,7 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specctl.ops.cut_token_map import CutOptions, cut_token_map
+from specctl.ops.cut_token_map import (
+    CutOptions,
+    cut_token_map,
+    refuse_what_counts_cannot_mend,
+)
 from specctl.ops.find_tokenizer import find_tokenizer
 from specctl.ops.token_map_report import TokenMapReport
 from specctl.tokenmap.count_corpus import (
@@ -45,6 +50,7 @@ def build_token_map(
             files that cannot be read.
     """
     loaded = load_tokenizer(find_tokenizer(tokenizer))
+    refuse_what_counts_cannot_mend(loaded, options)
     result = count_corpus(corpus, loaded, counting, progress)
     # The cut says the same with what is measured instead.
     found = [item for item in result.diagnostics if item.code != _NO_HELD_OUT]

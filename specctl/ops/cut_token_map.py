@@ -40,9 +40,10 @@ from specctl.tokenmap.coverage import (
     smallest_within,
 )
 from specctl.tokenmap.forced import TargetIds, find_forced_ids
+from specctl.tokenmap.outputs import check_outputs
 from specctl.tokenmap.selection import Ranking, rank, refusals, select, weighted_counts
 from specctl.tokenmap.sizes import integer_weights
-from specctl.tokenmap.writing import write_token_map
+from specctl.tokenmap.writing import remove_map_beside, write_token_map
 
 OUTPUT = "token-map"
 
@@ -132,6 +133,8 @@ def cut_token_map(
     maps = tuple(
         _built(size, plan, corpus, artefact, options, is_alone=len(sizes) == 1) for size in sizes
     )
+    if len(sizes) > 1:
+        remove_map_beside(options.output)
     shown = sorted({*curve_sizes(plan.ranking), *sizes, recommended.size})
     slices = tuple(slice_coverage(plan.ranking, part, shown) for part in plan.measured.slices)
     return TokenMapReport(
@@ -157,6 +160,36 @@ def cut_token_map(
                 maps, slices, plan.measured, corpus, plan.coverage(plan.ranking.num_seen), where
             ),
         ),
+    )
+
+
+def refuse_what_counts_cannot_mend(tokenizer: LoadedTokenizer, options: CutOptions) -> None:
+    """Refuse, before anything is counted, what no counts of this tokenizer make possible.
+
+    Args:
+        tokenizer: of the target.
+        options: what is to be cut.
+
+    Raises:
+        DiagnosticError: SD415, SD421, SD423 and SD426 of sizes, kept ids and outputs, and family 7
+            codes of the manifest of the cost model.
+    """
+    target = find_forced_ids(tokenizer, options.keep)
+    target_vocab_size = _target_vocab_size(tokenizer, target)
+    ranking = rank(
+        [0] * tokenizer.size,
+        (forced.target_id for forced in target.forced),
+        without_token=target.without_token,
+    )
+    problems = refusals(ranking, options.sizes, options.divisible_by)
+    if problems:
+        raise DiagnosticError(problems)
+    check_outputs(options.outputs)
+    cost_facts(
+        options.cost,
+        directory=tokenizer.path.parent,
+        target_vocab_size=target_vocab_size,
+        measured=None,
     )
 
 

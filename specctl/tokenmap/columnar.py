@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.diagnostics import DiagnosticError
 from specctl.tokenmap.documents import CHAT_FIELDS, PAIR_FIELDS, TEXT_FIELDS
 
 if TYPE_CHECKING:
@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 _ROWS = 1024
 
 
+class TableRefusedError(Exception):
+    """pyarrow does not read a file as a table."""
+
+
 def read_rows(path: str, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, row) of a parquet, Arrow or Feather file, `_ROWS` rows in memory at a time.
 
     Only the columns that may hold a text are read.
 
     Raises:
-        DiagnosticError: SD435 without pyarrow, SD423 for a file that pyarrow refuses.
+        DiagnosticError: SD435 without pyarrow.
+        TableRefusedError: for a file that pyarrow refuses.
     """
     try:
         import pyarrow as pa
@@ -35,13 +40,7 @@ def read_rows(path: str, reading: Reading) -> Iterator[tuple[str, dict[str, Any]
                 number += 1
                 yield f"{path}#row{number}", row
     except pa.ArrowException as error:
-        raise DiagnosticError(
-            diagnose(
-                "SD423",
-                where=path,
-                message=f"pyarrow refuses it: {str(error).splitlines()[0][:200]}",
-            )
-        ) from error
+        raise TableRefusedError(path) from error
 
 
 def _batches(path: str, reading: Reading) -> Iterator[Any]:

@@ -22,10 +22,11 @@ from typing import Literal
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.fingerprint import digest_bytes
 from specctl.tokenmap.chat import ChatTemplate, load_chat_template
+from specctl.tokenmap.corpus_notes import idle_options, left_out_arrays, run_diagnostics
 from specctl.tokenmap.counting import LoadedTokenizer
 from specctl.tokenmap.counts import CountArtefact
 from specctl.tokenmap.parts import part_path, read_part
-from specctl.tokenmap.readers import REPLACED, Reading, missing_package
+from specctl.tokenmap.readers import Reading, missing_package
 from specctl.tokenmap.resume import (
     FinishedRun,
     defect_lines,
@@ -40,6 +41,7 @@ from specctl.tokenmap.sources import (
     files_digest,
     find_files,
     plan_tasks,
+    without_arrays,
 )
 from specctl.tokenmap.structure import FastPlan, plan_fast
 from specctl.tokenmap.totals import Totals, artefact_of
@@ -102,7 +104,7 @@ class CountResult:
 
     Args:
         artefact: the counts.
-        diagnostics: SD427, SD430 and SD434.
+        diagnostics: SD427, SD430, SD434 and SD805.
     """
 
     artefact: CountArtefact
@@ -123,9 +125,13 @@ def count_corpus(
             package, SD432 and family 1 codes for a damaged count file.
     """
     options = options or CountOptions()
-    files = _files(corpus)
+    named = _files(corpus)
+    files = without_arrays(named)
+    idle = idle_options(
+        files, fields=corpus.fields, language=corpus.language_field, ids=corpus.id_type
+    )
     if any(file.kind in ID_SUFFIXES for file in files):
-        return _count_ids(files, corpus, tokenizer, options, progress)
+        return _result(_count_ids(files, corpus, tokenizer, options, progress), idle)
     plan = choose_plan(tokenizer, options.method)
     chat = load_chat_template(tokenizer.path.parent) if corpus.uses_chat_template else None
     facts = _option_facts(corpus, chat)
@@ -133,7 +139,7 @@ def count_corpus(
     run_digest = files_digest(files, read)
     finished = finished_run(options.counts, run_digest)
     if finished is not None:
-        return _result(finished)
+        return _result(finished, idle)
     tasks = plan_tasks(files)
     run = _Run(
         tokenizer=tokenizer, plan=plan if isinstance(plan, FastPlan) else None, options=options
@@ -155,11 +161,12 @@ def count_corpus(
         totals = _count(tasks, job, run, progress)
         if not corpus.held_out_sources and corpus.held_out > 0:
             totals = _balanced(totals, tasks, job, run)
-        _refuse_empty(totals, files)
+        _refuse_empty(totals, files, corpus.roles)
         _refuse_changed(files, read, run_digest)
         artefact = artefact_of(totals, tokenizer, plan, facts, _rule(corpus))
-        keep_run(options.counts, run_digest, artefact, totals.defects)
-    return _result(FinishedRun(artefact=artefact, defects=totals.defects))
+        defects = {**totals.defects, **left_out_arrays(named, files)}
+        keep_run(options.counts, run_digest, artefact, defects)
+    return _result(FinishedRun(artefact=artefact, defects=defects), idle)
 
 
 def _count_ids(
@@ -168,7 +175,7 @@ def _count_ids(
     tokenizer: LoadedTokenizer,
     options: CountOptions,
     progress: CountProgress | None,
-) -> CountResult:
+) -> FinishedRun:
     """Count a corpus of token ids; it takes no texts beside them."""
     texts = [file for file in files if file.kind not in ID_SUFFIXES]
     if texts:
@@ -178,6 +185,7 @@ def _count_ids(
                 where=texts[0].path,
                 message="token ids and texts cannot be counted together",
                 expected="only `.bin` and `.npy`, or only texts",
+                help="Name one kind with a quoted pattern, such as 'corpus/**/*.npy'",
             )
         )
     if find_spec("numpy") is None:
@@ -188,7 +196,7 @@ def _count_ids(
     run_digest = files_digest(files, {**facts, "tokenizer": tokenizer.digest})
     finished = finished_run(options.counts, run_digest)
     if finished is not None:
-        return _result(finished)
+        return finished
     artefact = artefact_of_ids(
         files,
         tokenizer,
@@ -198,7 +206,7 @@ def _count_ids(
         progress=progress,
     )
     keep_run(options.counts, run_digest, artefact, {})
-    return _result(FinishedRun(artefact=artefact, defects={}))
+    return FinishedRun(artefact=artefact, defects={})
 
 
 def choose_plan(tokenizer: LoadedTokenizer, method: Literal["auto", "batch"]) -> FastPlan | str:
@@ -330,15 +338,17 @@ def _balanced(totals: Totals, tasks: Sequence[Task], job: Job, run: _Run) -> Tot
     return totals
 
 
-def _refuse_empty(totals: Totals, files: Sequence[SourceFile]) -> None:
+def _refuse_empty(totals: Totals, files: Sequence[SourceFile], roles: Sequence[str]) -> None:
     if totals.num_documents == 0:
         what = "the file holds" if len(files) == 1 else f"{len(files)} files hold"
+        wanted = ", ".join(f"`{role}`" for role in roles)
+        nothing = f"no message is of a role {wanted}" if roles else "blank files are no documents"
         raise DiagnosticError(
             diagnose(
                 "SD422",
                 where=files[0].path,
                 message=f"{what} no text",
-                notes=defect_lines(totals.defects) or ("blank files are no documents",),
+                notes=defect_lines(totals.defects) or (nothing,),
             )
         )
 
@@ -355,28 +365,6 @@ def _refuse_changed(files: Sequence[SourceFile], options: dict[str, str], run_di
         )
 
 
-def _result(run: FinishedRun) -> CountResult:
+def _result(run: FinishedRun, idle: Sequence[Diagnostic]) -> CountResult:
     """Return the artefact with what is to be said of it, the same however it was come by."""
-    found = []
-    left_out = {kind: entry for kind, entry in run.defects.items() if kind != REPLACED}
-    if left_out:
-        num = sum(num for num, _ in left_out.values())
-        found.append(
-            diagnose(
-                "SD434",
-                where=min(where for _, where in left_out.values()),
-                message=f"{num} parts of the corpus are no text as they stand",
-                notes=defect_lines(left_out),
-            )
-        )
-    if REPLACED in run.defects:
-        num, where = run.defects[REPLACED]
-        found.append(
-            diagnose("SD430", where=where, message=f"{num} texts hold half surrogate pairs")
-        )
-    sides = (run.artefact.counted, run.artefact.held_out)
-    if not all(side.num_documents for side in sides):
-        found.append(
-            diagnose("SD427", where="CORPUS", message="no document is on the held-out side")
-        )
-    return CountResult(artefact=run.artefact, diagnostics=tuple(found))
+    return CountResult(artefact=run.artefact, diagnostics=(*idle, *run_diagnostics(run)))

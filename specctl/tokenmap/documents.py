@@ -15,6 +15,8 @@ MAX_LINE_BYTES = 64 << 20
 TEXT_FIELDS = ("text", "content")
 CHAT_FIELDS = ("messages", "conversations", "turns")
 PAIR_FIELDS = ("prompt", "completion")
+ASSISTANT_ROLES = ("assistant", "gpt", "model")
+_PAIR_ROLES = {"prompt": ("user", "human"), "completion": ASSISTANT_ROLES}
 _MESSAGE_FIELDS = ("content", "value", "text")
 _ROLE_FIELDS = ("role", "from")
 
@@ -50,12 +52,12 @@ def line_value(raw: bytes, where: str) -> str | dict[str, Any]:
 def row_text(
     value: Mapping[str, Any], where: str, fields: tuple[str, ...], roles: tuple[str, ...]
 ) -> str:
-    """Return the text of one object or row.
+    """Return the text of one object or row, empty when no message is of the roles.
 
     Raises:
         DiagnosticError: SD423 when none of the fields holds a text.
     """
-    texts = _named_texts(value, fields) if fields else _usual_texts(value, roles)
+    texts = _named_texts(value, fields, roles) if fields else _usual_texts(value, roles)
     if texts is None:
         keys = ", ".join(f"`{key}`" for key in list(value)[:12])
         wanted = fields or (*TEXT_FIELDS, *CHAT_FIELDS, *PAIR_FIELDS)
@@ -69,10 +71,21 @@ def row_text(
     return "\n".join(texts)
 
 
-def _named_texts(value: Mapping[str, Any], fields: tuple[str, ...]) -> list[str] | None:
+def has_roles(value: Mapping[str, Any], fields: tuple[str, ...]) -> bool:
+    """Whether roles choose among the texts of one object or row."""
+    if fields:
+        return any(isinstance(value.get(name), list) for name in fields)
+    if any(isinstance(value.get(name), str) for name in TEXT_FIELDS):
+        return False
+    return any(name in value for name in (*CHAT_FIELDS, *PAIR_FIELDS))
+
+
+def _named_texts(
+    value: Mapping[str, Any], fields: tuple[str, ...], roles: tuple[str, ...]
+) -> list[str] | None:
     texts: list[str] = []
     for name in fields:
-        found = _chat_texts(value.get(name), ()) if name in value else None
+        found = _chat_texts(value.get(name), roles) if name in value else None
         if found is None:
             return None
         texts += found
@@ -87,7 +100,10 @@ def _usual_texts(value: Mapping[str, Any], roles: tuple[str, ...]) -> list[str] 
         texts = _chat_texts(value.get(name), roles)
         if texts is not None:
             return texts
-    return [value[name] for name in PAIR_FIELDS if isinstance(value.get(name), str)] or None
+    pair = [name for name in PAIR_FIELDS if isinstance(value.get(name), str)]
+    if not pair:
+        return None
+    return [value[name] for name in pair if not roles or set(roles) & set(_PAIR_ROLES[name])]
 
 
 def _chat_texts(value: Any, roles: tuple[str, ...]) -> list[str] | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.tokenmap.bench_outputs import (
     MeasuredDrafts,
     answers_once,
@@ -147,12 +147,36 @@ def read_outputs(paths: Iterable[Path | str], *, tokenizer_size: int, encode: En
     return Outputs(parts=tuple(counted), measured=measured)
 
 
-def _open(source: str) -> tuple[Path, Iterator[tuple[str, Any]], MeasuredDrafts | None]:
-    """Return the file, place and value of each answer in it, and the acceptance it measured."""
+def check_outputs(paths: Iterable[str]) -> None:
+    """Refuse outputs that cannot be opened; what they hold is not looked at.
+
+    Raises:
+        DiagnosticError: SD423 for each of them.
+    """
+    problems: list[Diagnostic] = []
+    for path in paths:
+        file, _ = _file_and_key(path)
+        try:
+            with file.open("rb"):
+                pass
+        except OSError as error:
+            refused = _unreadable(str(file), f"cannot be read: {error.strerror}")
+            problems += refused.diagnostics
+    if problems:
+        raise DiagnosticError(problems)
+
+
+def _file_and_key(source: str) -> tuple[Path, str | None]:
+    """Return the file that a source names, and the key of an object in it."""
     name, mark, key = source.rpartition("#")
     is_key = bool(mark) and not Path(source).exists()
     file = Path(name if is_key else source)
-    file = file / RECORDS_FILE if file.is_dir() else file
+    return file / RECORDS_FILE if file.is_dir() else file, key if is_key else None
+
+
+def _open(source: str) -> tuple[Path, Iterator[tuple[str, Any]], MeasuredDrafts | None]:
+    """Return the file, place and value of each answer in it, and the acceptance it measured."""
+    file, key = _file_and_key(source)
     try:
         size = file.stat().st_size
         if size > _MAX_BYTES:
@@ -164,7 +188,7 @@ def _open(source: str) -> tuple[Path, Iterator[tuple[str, Any]], MeasuredDrafts 
         raise _unreadable(str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise _unreadable(str(file), f"not JSON: {str(error)[:100]}") from error
-    if is_key:
+    if key is not None:
         document = document.get(key) if isinstance(document, dict) else None
     requests = document.get("requests") if isinstance(document, dict) else None
     if isinstance(requests, list):

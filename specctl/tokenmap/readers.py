@@ -20,7 +20,8 @@ from typing import IO, Any, cast
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.contract.text import printable
 from specctl.tokenmap.chat import ChatTemplate
-from specctl.tokenmap.documents import CHAT_FIELDS, MAX_LINE_BYTES, line_value, row_text
+from specctl.tokenmap.cuts import L, char_class
+from specctl.tokenmap.documents import CHAT_FIELDS, MAX_LINE_BYTES, has_roles, line_value, row_text
 from specctl.tokenmap.languages import language_of
 from specctl.tokenmap.listing import suffix_of
 from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, STDIN, SourceFile, Task
@@ -28,9 +29,12 @@ from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, STDIN, Sour
 PIECE_BYTES = 4 << 20
 MAX_PIECE_BYTES = 64 << 20
 _BUFFER_BYTES = 1 << 16
+_SKIP_BYTES = 1 << 20
 REPLACED = "half surrogate pairs, counted as U+FFFD"
-"""The one kind of defect whose text is counted."""
+WITHOUT_ROLES = "without chat messages, counted as they stand"
+"""The two kinds of defect whose text is counted; the second where roles or a template act."""
 _BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -51,6 +55,11 @@ class Reading:
     language_field: str | None = None
     can_cut: bool = True
     chat: ChatTemplate | None = None
+
+    @property
+    def is_for_texts(self) -> bool:
+        """Whether nothing was asked that acts on chat messages only."""
+        return not self.roles and self.chat is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,9 +103,7 @@ def read_pieces(file: SourceFile, task: Task, reading: Reading) -> Iterator[Piec
     suffix = file.kind
     try:
         if suffix in COLUMN_SUFFIXES:
-            from specctl.tokenmap.columnar import read_rows
-
-            yield from _from_rows(read_rows(file.path, reading), file, reading)
+            yield from _from_table(file, reading)
             return
         with _opened(file.path) as stream:
             if suffix in LINE_SUFFIXES:
@@ -105,6 +112,16 @@ def read_pieces(file: SourceFile, task: Task, reading: Reading) -> Iterator[Piec
                 yield from _from_text(stream, file, reading)
     except (OSError, EOFError, zlib.error) as error:
         yield Defect(kind=_failure(error), where=file.path)
+
+
+def _from_table(file: SourceFile, reading: Reading) -> Iterator[Piece | Defect]:
+    from specctl.tokenmap.columnar import TableRefusedError, read_rows
+
+    try:
+        for where, row in read_rows(file.path, reading):
+            yield from _from_row(row, where, file, reading)
+    except TableRefusedError:
+        yield Defect(kind="a table that is damaged or cut off", where=file.path)
 
 
 def _failure(error: OSError | EOFError | zlib.error) -> str:
@@ -142,8 +159,12 @@ def _from_text(stream: IO[bytes], file: SourceFile, reading: Reading) -> Iterato
     is_end = len(buffer) < size
     buffer = buffer.removeprefix(_BOM)
     if b"\0" in buffer[:8192]:
-        yield Defect(kind="a binary file", where=file.path)
+        is_wide = buffer.startswith(_WIDE_BOMS)
+        kind = "text in UTF-16 or UTF-32; only UTF-8 is read" if is_wide else "a binary file"
+        yield Defect(kind=kind, where=file.path)
         return
+    if not reading.is_for_texts and buffer.strip():
+        yield Defect(kind=WITHOUT_ROLES, where=file.path)
     language = language_of(file.kind, buffer)
     is_first, searched = True, 0
     while True:
@@ -173,8 +194,7 @@ def _from_text(stream: IO[bytes], file: SourceFile, reading: Reading) -> Iterato
 def last_cut(data: bytes, start: int, end: int) -> int:
     """Return the last place in [start, end) where a document may be cut, 0: none."""
     while (at := data.rfind(b" ", max(start, 2), end)) >= 0:
-        # bytes.isalpha knows ASCII letters only.
-        if data[at - 2 : at].isalpha() and data[at + 1 : at + 2].isalpha():
+        if _is_cut(data, at):
             return at
         end = at
     return 0
@@ -184,10 +204,20 @@ def next_cut(data: bytes, start: int) -> int:
     """Return the first place at or after `start` where a document may be cut, else its end."""
     at = max(start, 2)
     while (at := data.find(b" ", at)) >= 0:
-        if data[at - 2 : at].isalpha() and data[at + 1 : at + 2].isalpha():
+        if _is_cut(data, at):
             return at
         at += 1
     return len(data)
+
+
+def _is_cut(data: bytes, at: int) -> bool:
+    """Whether `cuts.PIECE_CUT` holds at the space at `at`."""
+    left, right = data[at - 2 : at], data[at + 1 : at + 2]
+    if left.isascii() and right.isascii():
+        return left.isalpha() and right.isalpha()  # bytes.isalpha knows ASCII letters only
+    before = data[max(0, at - 8) : at].decode("utf-8", "ignore")[-2:]
+    after = data[at + 1 : at + 5].decode("utf-8", "ignore")[:1]
+    return len(before + after) == 3 and all(char_class(ord(c)) == L for c in before + after)
 
 
 def _bad_byte(data: bytes) -> int | None:
@@ -201,11 +231,10 @@ def _bad_byte(data: bytes) -> int | None:
 def _from_lines(
     stream: IO[bytes], file: SourceFile, task: Task, reading: Reading
 ) -> Iterator[Piece | Defect]:
-    begin = task.begin
-    if begin:  # a line belongs to the range that holds its first byte
-        stream.seek(begin - 1)
-        begin += len(_rest_of_line(stream)) - 1
-    number, at = 0, begin
+    number, at = 0, task.begin
+    if at:  # a line belongs to the range that holds its first byte
+        stream.seek(at - 1)
+        at = _after_line(stream, at - 1, task.end)
     while task.end is None or at < task.end:
         raw = stream.readline(MAX_LINE_BYTES + 1)
         if not raw:
@@ -214,24 +243,24 @@ def _from_lines(
         at += len(raw)
         where = f"{file.path}#{number}" if not task.begin else f"{file.path}@{at - len(raw)}"
         if len(raw) > MAX_LINE_BYTES:
-            at += _skip_line(stream, raw)
+            if not raw.endswith(b"\n"):
+                at = _after_line(stream, at, task.end)
             yield Defect(kind="a line that is too long for one document", where=where)
         elif raw.strip():
             yield from _from_line(raw, where, file, reading)
 
 
-def _rest_of_line(stream: IO[bytes]) -> bytes:
-    """Read to the end of the line; a long one is not held as a whole but for its length."""
-    raw = stream.readline(MAX_LINE_BYTES + 1)
-    return raw if raw.endswith(b"\n") else raw + bytes(_skip_line(stream, raw))
+def _after_line(stream: IO[bytes], at: int, end: int | None) -> int:
+    """Return where the line of the byte at `at` ends; a place from `end` on when it ends later.
 
-
-def _skip_line(stream: IO[bytes], raw: bytes) -> int:
-    skipped = 0
-    while raw and not raw.endswith(b"\n"):
-        raw = stream.readline(1 << 20)
-        skipped += len(raw)
-    return skipped
+    A line over many ranges would be read to its end from each of them.
+    """
+    while end is None or at < end:
+        raw = stream.readline(_SKIP_BYTES if end is None else min(_SKIP_BYTES, end - at))
+        at += len(raw)
+        if not raw or raw.endswith(b"\n"):
+            break
+    return at
 
 
 def _from_line(
@@ -245,18 +274,13 @@ def _from_line(
     yield from _from_row(value, where, file, reading)
 
 
-def _from_rows(
-    rows: Iterator[tuple[str, dict[str, Any]]], file: SourceFile, reading: Reading
-) -> Iterator[Piece | Defect]:
-    for where, row in rows:
-        yield from _from_row(row, where, file, reading)
-
-
 def _from_row(
     value: str | dict[str, Any], where: str, file: SourceFile, reading: Reading
 ) -> Iterator[Piece | Defect]:
     """Yield the documents of one line or row."""
     if isinstance(value, str):
+        if not reading.is_for_texts and value.strip():
+            yield Defect(kind=WITHOUT_ROLES, where=where)
         yield from _from_value(value, where, file, None)
         return
     language = value.get(reading.language_field or "")
@@ -270,8 +294,17 @@ def _from_row(
     except TypeError:
         texts = []
         yield Defect(kind="messages that the chat template refuses", where=where)
+    if any(texts) and not reading.is_for_texts and not _is_chat(value, reading):
+        yield Defect(kind=WITHOUT_ROLES, where=where)
     for text in texts:
         yield from _from_value(text, where, file, language)
+
+
+def _is_chat(value: dict[str, Any], reading: Reading) -> bool:
+    """Whether what was asked of chat messages acts on a row."""
+    if reading.chat is None:
+        return has_roles(value, reading.fields)
+    return any(isinstance(value.get(name), list) for name in reading.fields or CHAT_FIELDS)
 
 
 def _chat_texts(value: dict[str, Any], reading: Reading) -> list[str] | None:

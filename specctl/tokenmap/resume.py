@@ -115,8 +115,9 @@ def _read_run(path: Path, run_digest: str, *, where: Path) -> _Run:
     """Return what a run file says; SD433 when it is of another run."""
     try:
         run = msgspec.json.decode(path.read_bytes(), type=_Run)
+        found = "a different run"
     except (OSError, msgspec.DecodeError):
-        run = None
+        run, found = None, f"no `{path.name}` that says which run it is of"
     if run is None or run.run != run_digest:
         raise DiagnosticError(
             diagnose(
@@ -124,7 +125,7 @@ def _read_run(path: Path, run_digest: str, *, where: Path) -> _Run:
                 where=str(where),
                 message="holds counts of another corpus, tokenizer or other options",
                 expected="the same files, tokenizer and options as this time",
-                found="a different run",
+                found=found,
             )
         )
     return run

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -49,12 +49,14 @@ class SourceFile:
         domain: it belongs to.
         num_bytes: its size.
         held_out: the whole file measures coverage (`--held-out PATH`).
+        is_named: by a path or pattern; a file of a directory is not.
     """
 
     path: str
     domain: str
     num_bytes: int
     held_out: bool = False
+    is_named: bool = True
 
     @property
     def kind(self) -> str:
@@ -115,19 +117,38 @@ def find_files(arguments: Sequence[str], *, held_out: bool = False) -> tuple[Sou
                 )
             )
         domains = _domains(path, name, is_only=len(arguments) == 1)
+        is_named = not Path(path).expanduser().is_dir()
         for entry in entries:
             file = SourceFile(
                 path=entry.path,
                 domain=printable(domains(entry.path)),
                 num_bytes=entry.num_bytes,
                 held_out=held_out,
+                is_named=is_named,
             )
-            found.setdefault(entry.real_path, file)
+            known = found.setdefault(entry.real_path, file)
+            if is_named and not known.is_named:
+                found[entry.real_path] = replace(known, is_named=True)
     if not arguments:
         problems.append(diagnose("SD422", where="CORPUS", message="no corpus was named"))
     if problems:
         raise DiagnosticError(problems)
     return tuple(found.values())
+
+
+def without_arrays(files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
+    """Return the files without arrays of token ids that only lie in a directory of texts.
+
+    Packages bring arrays among their sources. An array that was named, or that weighs more than
+    the texts, is wanted: then all files are returned.
+    """
+    texts = tuple(file for file in files if file.kind not in ID_SUFFIXES)
+    arrays = [file for file in files if file.kind in ID_SUFFIXES]
+    num_bytes = sum(file.num_bytes for file in arrays)
+    is_wanted = any(file.is_named for file in arrays) or num_bytes >= sum(
+        file.num_bytes for file in texts
+    )
+    return tuple(files) if is_wanted else texts
 
 
 def _named(argument: str) -> tuple[str | None, str]:

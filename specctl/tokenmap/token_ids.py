@@ -124,15 +124,17 @@ def count_ids(
 def _counted(block: np.ndarray, size: int, where: str) -> np.ndarray:
     if block.dtype.kind == "i" and len(block) and block.min() < 0:
         raise _refused(where, "an id is negative", found=int(block.min()), expected="0 or more")
-    counts = np.bincount(block, minlength=size)
-    if len(counts) > size:
+    # Before counting: a table as long as a wrong id is large may not fit into memory.
+    if len(block) and block.max() >= size:
         raise _refused(
             where,
             "an id is not one of the tokenizer's",
             expected=f"below {size}",
-            found=len(counts) - 1,
+            found=int(block.max()),
         )
-    return counts.astype(np.uint64)
+    if block.dtype.itemsize == 8:
+        block = block.astype(np.int64, copy=False)  # numpy counts no unsigned ones of this width
+    return np.bincount(block, minlength=size).astype(np.uint64)
 
 
 def _blocks(path: str, id_type: IdType | None) -> Iterator[np.ndarray]:

@@ -35,6 +35,7 @@ from specctl.tokenmap.files import (
 from specctl.tokenmap.pt_file import stream_pt_ints
 
 _FREQUENCY_FILE = re.compile(r"freq_\d+\.pt")
+_NAMES = (JSON_FILE, PT_FILE, SAFETENSORS_FILE, PROVENANCE_FILE)
 
 
 def frequency_file(size: int) -> str:
@@ -127,6 +128,23 @@ def _stale(directory: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
         for name in names
         if _FREQUENCY_FILE.fullmatch(name) and name not in contents
     )
+
+
+def remove_map_beside(directory: Path) -> None:
+    """Remove the files of a map that an earlier run left where this one writes directories.
+
+    Only what the provenance of that map lists goes. Such a map would stand beside a report that
+    does not describe it.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    before = read_provenance(directory / PROVENANCE_FILE)
+    if before is None:
+        return
+    for name in (*before.files, PROVENANCE_FILE):
+        if name in _NAMES or _FREQUENCY_FILE.fullmatch(name):
+            (directory / name).unlink(missing_ok=True)
 
 
 def _make_directories(directory: Path) -> tuple[Path, ...]:

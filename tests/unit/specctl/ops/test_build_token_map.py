@@ -17,6 +17,7 @@ from specctl.contract.vocabulary_map import map_digest
 from specctl.ops.build_token_map import build_token_map
 from specctl.ops.cut_token_map import CutOptions
 from specctl.ops.report import json_schema
+from specctl.ops.token_map_cost import CostOptions
 from specctl.ops.token_map_report import TokenMapReport
 from specctl.tokenmap import read_token_map
 from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions
@@ -212,3 +213,42 @@ def test_counts_are_kept_and_used_again_for_the_same_corpus_only(
     assert run([*arguments, "--counts", "c.st", "--role", "user", "-o", "d"]) == 1
     assert not (place / "d").exists()
     assert (place / "c.st").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "where"),
+    [
+        ({"sizes": (1 << 20,)}, "SD421", "--size 1048576"),
+        ({"sizes": (33,), "divisible_by": 2}, "SD421", "--size 33"),
+        ({"keep": ("no such token",)}, "SD426", "--keep no such token"),
+        ({"outputs": ("absent.jsonl",)}, "SD423", "absent.jsonl"),
+        ({"cost": CostOptions(manifest=Path("absent.yaml"))}, "SD703", "absent.yaml#"),
+    ],
+)
+def test_what_no_count_can_mend_is_refused_before_counting(
+    place: Path,
+    target_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    code: str,
+    where: str,
+) -> None:
+    def count(*_: object) -> None:
+        raise AssertionError("hours of counting")
+
+    monkeypatch.setattr("specctl.ops.build_token_map.count_corpus", count)
+    with pytest.raises(DiagnosticError) as caught:
+        build_token_map(
+            CorpusSpec(sources=("corpus",)),
+            tokenizer=target_dir,
+            counting=CountOptions(workers=1),
+            options=CutOptions(weights={}, **options),
+        )
+    assert [(d.code, d.where) for d in caught.value.diagnostics] == [(code, where)]
+
+
+def test_a_single_map_does_not_stay_beside_several(place: Path, target_dir: Path) -> None:
+    build(tokenizer=target_dir, size=(40,))
+    Path("token-map/notes.txt").write_text("mine")
+    build(tokenizer=target_dir, size=(40, 50))
+    assert sorted(path.name for path in Path("token-map").iterdir()) == ["40", "50", "notes.txt"]
