@@ -22,8 +22,9 @@ from runtime.batch import PreparedBatch
 from runtime.kernels import RowNorm, Stream
 from runtime.kernels.aot_cases import MODELS, ModelShapes
 from runtime.kernels.cuda import accept, attention, device, fused_linear, head, round, stream
-from runtime.kernels.fused_table import FusedConfig, RowTile
+from runtime.kernels.fused_table import FusedConfig
 from runtime.kernels.gemm_table import GemmConfig
+from runtime.kernels.row_tiles import RowTile
 from runtime.kv import KVLayer
 
 DEVICE = "cuda"

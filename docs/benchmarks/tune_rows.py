@@ -1,9 +1,9 @@
 """Choose how many rows run the pinned tiles of a model, by whole steps on the GPU at hand.
 
-For each number of rows one product after another takes the row tile (`fused_table.RowTile`) under
+For each number of rows one product after another takes the row tile (`row_tiles.RowTile`) under
 which the captured step of the layers is fastest; what is chosen stays while the next is searched.
 Row tiles move no bit, so each number of rows may have its own. Printed are the leaders, which
-`fused_table.row_tile` condenses into one rule.
+`row_tiles.row_tile` condenses.
 
 Compiling takes longer than timing, so several processes fill Triton's cache first:
 
@@ -26,13 +26,8 @@ from triton.runtime.errors import OutOfResources
 from tune_step import PRODUCTS
 
 from runtime.kernels.aot_cases import MODELS, ModelShapes
-from runtime.kernels.fused_table import (
-    STAGE_BYTES,
-    RowTile,
-    fused_config,
-    preloads,
-    row_tile,
-)
+from runtime.kernels.fused_table import STAGE_BYTES, fused_config, preloads
+from runtime.kernels.row_tiles import RowTile, row_tile
 from runtime.kernels.stream import square_tile
 
 _ARCH = 90
@@ -44,7 +39,7 @@ def candidates(shapes: ModelShapes, name: str, num_rows: int) -> Iterator[RowTil
     place, op = PRODUCTS[name]
     columns, features = shapes.weights()[place]
     config = fused_config(op, columns, features, element_bytes=2, arch=_ARCH)
-    chosen = row_tile(config, columns, features, num_rows, element_bytes=2)
+    chosen = row_tile(op, config, columns, features, num_rows, element_bytes=2)
     yield chosen
     least = max(16, square_tile(columns) if op == "residual" else 16)
     sizes = [n for n in (16, 32, 64, 128) if n >= least and n >= config.block_n // 2]

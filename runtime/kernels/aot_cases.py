@@ -27,17 +27,11 @@ from runtime.kernels.cuda import (
     stream,
 )
 from runtime.kernels.cuda import round as round_ends
-from runtime.kernels.fused_table import (
-    PREFILL_BLOCK_M,
-    FusedConfig,
-    FusedOp,
-    RowTile,
-    fused_config,
-    row_tile,
-)
+from runtime.kernels.fused_table import FusedConfig, FusedOp, fused_config
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, gemm_config, head_config
+from runtime.kernels.row_tiles import RowTile, row_tile
 
-_PREFILL_ROWS = 4096
+_ROW_COUNTS = (16, 32, 64, 160, 256, 512, 1024, 4096)  # each runs a row tile of its own
 _VERIFY_WIDTH = 9  # the newest token and 8 drafts
 
 
@@ -308,7 +302,7 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     element_bytes = 4 if dtype == "fp32" else 2
     for op, (columns, features) in products:
         config = fused_config(op, columns, features, element_bytes=element_bytes, arch=arch)
-        for tile in _row_tiles(config, columns, features, dtype):
+        for tile in _row_tiles(op, config, columns, features, dtype):
             # Overlapping only adds the waits; the least tile stands for it.
             is_overlapping = arch >= 90 and tile.block_m == BLOCK_M_CHOICES[0]
             own = (
@@ -334,13 +328,13 @@ def _fused_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
         yield _case(stream.enter_stream_kernel, dtype, {**entry, **flags})
 
 
-def _row_tiles(config: FusedConfig, columns: int, features: int, dtype: str) -> list[RowTile]:
+def _row_tiles(
+    op: FusedOp, config: FusedConfig, columns: int, features: int, dtype: str
+) -> list[RowTile]:
     """Return what launches of any number of rows run, each once."""
-    counts = (*_block_ms(dtype), *((PREFILL_BLOCK_M, _PREFILL_ROWS) if dtype == "bf16" else ()))
-    element_bytes = 4 if dtype == "fp32" else 2
-    tiles = (
-        row_tile(config, columns, features, count, element_bytes=element_bytes) for count in counts
-    )
+    counts = _ROW_COUNTS if dtype == "bf16" else BLOCK_M_CHOICES[-1:]
+    size = 4 if dtype == "fp32" else 2
+    tiles = (row_tile(op, config, columns, features, m, element_bytes=size) for m in counts)
     return list(dict.fromkeys(tiles))
 
 

@@ -16,9 +16,7 @@ from typing import Literal
 
 from runtime.kernels.stream import square_tile
 from runtime.kernels.tile_rules import (
-    BLOCK_M_CHOICES,
     Overlap,
-    block_m_for,
     num_sms,
     rule_block_k,
     rule_stages,
@@ -26,19 +24,13 @@ from runtime.kernels.tile_rules import (
 
 FusedOp = Literal["scaled", "gated", "residual"]
 
-_RULE_VERSION = 3
+_RULE_VERSION = 4
 _TABLED_ARCH = 90
 _EVEN_ENOUGH = 1.125  # times the best balance of programs
 _FLIGHT_BYTES = 53_248  # of weights on their way to one multiprocessor
 _PRELOAD_BYTES = 400  # operands that a thread can hold in registers without spilling
-_SMALL_WEIGHT = 1 << 22  # elements that programs can hold in registers
+_SMALL_WEIGHT = 1 << 22
 _SMALL_BLOCK_K = 64
-PREFILL_BLOCK_M = 128
-"""Rows of a program of a prefill; it sums the parts of K one after the other."""
-
-_PREFILL_BLOCK_N = 64
-_PREFILL_TILES = 64  # fewer leave most multiprocessors idle
-
 STAGE_BYTES = 196_608  # shared memory of a pipeline where entries are tabled
 
 
@@ -124,66 +116,9 @@ def fused_config(
     return _rule(op, out_features, in_features, element_bytes=element_bytes, arch=arch)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowTile:
-    """How a launch of some rows runs a pinned tile; nothing here moves a bit.
-
-    Args:
-        block_m: rows per program.
-        block_n: output features per program.
-        num_warps: warps of a program.
-        num_stages: depth of the load pipeline.
-        preload: hold the program's operands whole in registers.
-        in_turn: sum the parts of K one after the other, with all warps.
-        overlap: as in `FusedConfig`.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    preload: bool = False
-    in_turn: bool = False
-    overlap: Overlap = "never"
-
-
-def row_tile(
-    config: FusedConfig,
-    out_features: int,
-    in_features: int,
-    num_rows: int,
-    *,
-    element_bytes: int,
-) -> RowTile:
-    """Return how `num_rows` rows run a pinned tile.
-
-    Args:
-        config: of the weight.
-        out_features: N.
-        in_features: K.
-        num_rows: M.
-        element_bytes: size of an element of the inputs, 2 or 4.
-    """
-    tiles = -(-num_rows // PREFILL_BLOCK_M) * -(-out_features // _PREFILL_BLOCK_N)
-    if num_rows > BLOCK_M_CHOICES[-1] and tiles >= _PREFILL_TILES:
-        block_n = max(_PREFILL_BLOCK_N, config.block_n)
-        step_bytes = (block_n + PREFILL_BLOCK_M) * config.block_k * element_bytes
-        return RowTile(
-            block_m=PREFILL_BLOCK_M,
-            block_n=block_n,
-            num_warps=8 if config.parts <= 4 else 16,
-            num_stages=max(1, min(3, STAGE_BYTES // step_bytes)),
-            in_turn=True,
-        )
-    block_m = block_m_for(num_rows)
-    return RowTile(
-        block_m=block_m,
-        block_n=config.block_n,
-        num_warps=config.num_warps,
-        num_stages=fitting_stages(config, block_m, element_bytes),
-        preload=preloads(config, block_m, in_features, element_bytes),
-        overlap=config.overlap,
-    )
+def is_small_weight(out_features: int, in_features: int) -> bool:
+    """Whether a few rows' programs can hold the weight in their registers."""
+    return out_features * in_features < _SMALL_WEIGHT
 
 
 def preloads(config: FusedConfig, block_m: int, in_features: int, element_bytes: int) -> bool:
@@ -227,7 +162,7 @@ def _rule(
     multiprocessors. The rule asks for twice as much, for there are gaps.
     """
     least = square_tile(out_features) if op == "residual" else 16
-    is_small = element_bytes == 2 and out_features * in_features <= _SMALL_WEIGHT
+    is_small = element_bytes == 2 and is_small_weight(out_features, in_features)
     if is_small and in_features >= 4 * _SMALL_BLOCK_K and in_features % _SMALL_BLOCK_K == 0:
         # As SmolLM2's tuned entries: parts shorten the chain of sums, weights come early.
         return FusedConfig(

@@ -48,6 +48,7 @@ RESIDUAL = [(576, 576), (1536, 576), (2048, 2048), (8192, 2048), (4096, 4096), (
             (33, 50)]  # fmt: skip
 EPS = 1e-5
 PREFILL_ROWS = 1_100
+SCALED_COLUMNS = {576: 960, 2048: 3072, 4096: 6144}
 
 
 def make_stream(num_rows: int, width: int, dtype: torch.dtype, *, is_wild: bool) -> Stream:
@@ -149,22 +150,36 @@ def test_tiles_move_no_bit(features: int, columns: int, dtype: torch.dtype) -> N
                     assert same_bits(got, want[:count]), f"{config} M={count} output {place}"
 
 
+@pytest.mark.parametrize("count", [17, 40, 64, 65, 160, 225, 300, 600, PREFILL_ROWS])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_prefill_rows_are_decode_rows(dtype: torch.dtype) -> None:
-    rows = make_stream(PREFILL_ROWS, 576, dtype, is_wild=True)
-    weight = adversarial(3072, 576, seed=3, dtype=dtype, device=DEVICE)
-    down = adversarial(576, 1536, seed=4, dtype=dtype, device=DEVICE)
-    norm = plain(576, seed=5, dtype=dtype, device=DEVICE)
+@pytest.mark.parametrize(
+    ("hidden", "intermediate"), [(576, 1536), (2048, 8192), (4096, 12_288)], ids=str
+)
+def test_every_row_tile_has_the_bits_of_a_row_alone(
+    hidden: int, intermediate: int, dtype: torch.dtype, count: int
+) -> None:
+    """Each number of rows runs programs of its own; single rows run those of a decode step."""
+    rows = make_stream(count, hidden, dtype, is_wild=True)
+    qkv = adversarial(SCALED_COLUMNS[hidden], hidden, seed=2, dtype=dtype, device=DEVICE)
+    gate_up = adversarial(2 * intermediate, hidden, seed=3, dtype=dtype, device=DEVICE)
+    o = adversarial(hidden, hidden, seed=6, dtype=dtype, device=DEVICE)
+    down = adversarial(hidden, intermediate, seed=4, dtype=dtype, device=DEVICE)
+    norm = plain(hidden, seed=5, dtype=dtype, device=DEVICE)
 
-    def mlp(part: slice) -> tuple[torch.Tensor, ...]:
-        gated = scaled_op(weight, is_gated=True)(rows.weighted_MD[part], rows.squares_MT[part])
-        return residual_op(down, norm)(gated, rows.residual_MD[part])
+    def layer(part: slice) -> tuple[torch.Tensor, ...]:
+        stream = rows.weighted_MD[part], rows.squares_MT[part]
+        mixed = residual_op(o, norm)(rows.weighted_MD[part], rows.residual_MD[part])
+        gated = scaled_op(gate_up, is_gated=True)(*stream)
+        return (
+            scaled_op(qkv)(*stream), *mixed, gated,
+            *residual_op(down, norm)(gated, rows.residual_MD[part]),
+        )  # fmt: skip
 
-    full = mlp(slice(None))
-    for start, count in ((0, 1), (63, 1), (64, 5), (1_000, 17), (1_099, 1)):
-        part = slice(start, start + count)
-        for got, want in zip(mlp(part), full, strict=True):
-            assert same_bits(got, want[part]), differing(got, want[part])
+    full = layer(slice(None))
+    for start in {0, count // 3, count - 1}:
+        part = slice(start, start + 1)
+        for place, (got, want) in enumerate(zip(layer(part), full, strict=True)):
+            assert same_bits(got, want[part]), f"output {place}: {differing(got, want[part])}"
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)

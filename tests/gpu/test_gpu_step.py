@@ -6,6 +6,7 @@ Needs torch, triton and pytest only.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from runtime.kernels.norm import RowNorm
 from runtime.kernels.round import commit_round_twin, prepare_round_twin
 from runtime.kv import KVLayer
 from runtime.spec.packing import row_tiles
+from tests.kernels.dense import dense_requests
 from tests.kernels.ladder import adversarial, differing, paged_requests, plain, same_bits
 
 pytestmark = [
@@ -95,6 +97,33 @@ def test_a_prefill_s_rows_are_the_rows_of_a_decode(
         q, requests.layer, dataclasses.replace(batch, tiles_U2=tiles), **shared
     )
     assert same_bits(together, single), differing(together, single)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("window", [None, 270])
+@pytest.mark.parametrize("width", [1, 5, 9])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (32, 8, 128)])
+def test_one_program_takes_all_segments_with_the_bits_of_many(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    width: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    dense = dense_requests(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
+        lengths=(width, 256, 258, 264, 511, 512, 513, 1_200, 40), dtype=dtype, device="cuda",
+    )  # fmt: skip
+    found = [
+        dense.attend(partial(attention.launch_paged_attention, in_turn=choice), window=window)
+        for choice in (False, True)
+    ]
+    (split_layer, split), (layer, in_turn) = found
+    assert bool(split.isfinite().all())
+    assert same_bits(in_turn, split)
+    assert same_bits(layer.k.nan_to_num(9.0), split_layer.k.nan_to_num(9.0))
+    assert same_bits(layer.v.nan_to_num(9.0), split_layer.v.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("num_requests", [1, 9, 33])

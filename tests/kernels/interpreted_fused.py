@@ -12,7 +12,8 @@ from runtime import kernels
 from runtime.kernels.accept import accept_twin
 from runtime.kernels.cuda import accept, attention, fused_linear, kv_write, rope, stream
 from runtime.kernels.fused_linear import residual_linear_twin, scaled_linear_twin
-from runtime.kernels.fused_table import FusedConfig, row_tile
+from runtime.kernels.fused_table import FusedConfig
+from runtime.kernels.row_tiles import row_tile
 from runtime.kernels.stream import Stream, enter_stream_twin, num_square_tiles
 from tests.kernels.dense import dense_requests
 from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
@@ -156,11 +157,11 @@ def test_more_parts_than_steps_add_zeros() -> None:
 def test_a_prefill_sums_parts_in_turn_to_the_same_bits(
     parts: int, features: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """128 rows share a program; parts beyond the steps of K are empty in either form."""
-    monkeypatch.setattr("runtime.kernels.fused_table._PREFILL_TILES", 1)
-    num_rows, columns = 130, 80
+    """Many rows share a program; parts beyond the steps of K are empty in either form."""
+    monkeypatch.setattr("runtime.kernels.row_tiles._LEAST_PROGRAMS", 1)
+    num_rows, columns = 260, 80
     config = FusedConfig(block_n=16, block_k=32, num_warps=8, num_stages=2, parts=parts)
-    assert row_tile(config, columns, features, num_rows, element_bytes=4).in_turn
+    assert row_tile("residual", config, columns, features, num_rows, element_bytes=4).in_turn
     x = plain(num_rows, features, seed=1, dtype=torch.float32)
     residual = plain(num_rows, columns, seed=4, dtype=torch.float32)
     op = functools.partial(
@@ -170,7 +171,7 @@ def test_a_prefill_sums_parts_in_turn_to_the_same_bits(
         config=config,
     )
     whole = op(x, residual_MD=residual)
-    for first in (0, 70, 129):
+    for first in (0, 70, 215):
         rows = slice(first, first + 45)
         part = op(x[rows], residual_MD=residual[rows])
         assert same_bits(part.residual_MD, whole.residual_MD[rows])

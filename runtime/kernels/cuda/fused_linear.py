@@ -28,13 +28,8 @@ from runtime.kernels.cuda.stream import (
     scale_constants,
     stream_scale,
 )
-from runtime.kernels.fused_table import (
-    FusedConfig,
-    RowTile,
-    fused_config,
-    part_features,
-    row_tile,
-)
+from runtime.kernels.fused_table import FusedConfig, FusedOp, fused_config, part_features
+from runtime.kernels.row_tiles import RowTile, row_tile
 from runtime.kernels.stream import Stream, num_square_tiles, square_tile
 
 
@@ -177,17 +172,8 @@ def launch_scaled_linear(
     )
     if num_rows == 0:
         return out
-    if config is None:
-        config = fused_config(
-            "gated" if is_gated else "scaled",
-            num_columns,
-            num_features,
-            element_bytes=x_MK.element_size(),
-            arch=device_arch(x_MK.device),
-        )
-    tile = tile or row_tile(
-        config, num_columns, num_features, num_rows, element_bytes=x_MK.element_size()
-    )
+    op: FusedOp = "gated" if is_gated else "scaled"
+    config, tile = _tiles(op, x_MK, num_columns, config, tile)
     overlapped, options = overlap_options(x_MK.device, overlap, tile.overlap)
     scaled_linear_kernel[(ceil_div(num_rows, tile.block_m), ceil_div(num_columns, tile.block_n))](
         x_MK,
@@ -227,17 +213,7 @@ def launch_residual_linear(
     stream = empty_stream(num_rows, residual_MD)
     if num_rows == 0:
         return stream
-    if config is None:
-        config = fused_config(
-            "residual",
-            num_columns,
-            num_features,
-            element_bytes=x_MK.element_size(),
-            arch=device_arch(x_MK.device),
-        )
-    tile = tile or row_tile(
-        config, num_columns, num_features, num_rows, element_bytes=x_MK.element_size()
-    )
+    config, tile = _tiles("residual", x_MK, num_columns, config, tile)
     assert tile.block_n % square_tile(num_columns) == 0, "a program writes whole square tiles"
     overlapped, options = overlap_options(x_MK.device, overlap, tile.overlap)
     residual_linear_kernel[(ceil_div(num_rows, tile.block_m), ceil_div(num_columns, tile.block_n))](
@@ -259,6 +235,22 @@ def launch_residual_linear(
         **options,
     )
     return stream
+
+
+def _tiles(
+    op: FusedOp,
+    x_MK: torch.Tensor,
+    num_columns: int,
+    config: FusedConfig | None,
+    tile: RowTile | None,
+) -> tuple[FusedConfig, RowTile]:
+    num_rows, num_features = x_MK.shape
+    size = x_MK.element_size()
+    config = config or fused_config(
+        op, num_columns, num_features, element_bytes=size, arch=device_arch(x_MK.device)
+    )
+    chosen = row_tile(op, config, num_columns, num_features, num_rows, element_bytes=size)
+    return config, tile or chosen
 
 
 def residual_constants(num_columns: int) -> dict[str, int]:
