@@ -35,7 +35,8 @@ STEP_ROOM = 32
 """Context beyond the measured one that a round may write to."""
 
 _WARM_UP_ROUNDS = 3
-_COPY_BYTES: Mapping[str, int] = {"cuda": 1 << 30, "cpu": 1 << 26}
+# On an H200 copies of 0.5 GiB and more move 2.7 TB/s, this one 4.1.
+_COPY_BYTES: Mapping[str, int] = {"cuda": 1 << 28, "cpu": 1 << 26}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

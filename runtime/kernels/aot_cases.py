@@ -95,7 +95,7 @@ MODELS = (
         num_heads=32,
         num_kv_heads=8,
         head_dim=64,
-        head_rows=(248_320, 128_256, 32_768),
+        head_rows=(128_256, 248_320, 32_768),
     ),
     ModelShapes(
         name="Qwen3-8B",

@@ -47,7 +47,7 @@ _ATTENTION_BYTES = 65_536  # of keys and values in one step
 
 _RULE_VERSION = 1
 _MAX_SPLIT_K = 8
-_HEAD_STAGES = 3  # two programs of a wide tile share a multiprocessor
+_HEAD_STAGES = {64: 3, 128: 4}  # by BLOCK_K; the same bytes on their way
 _TABLED_ARCH = 90
 
 
@@ -125,7 +125,8 @@ def head_config(
     if element_bytes == 4:
         block_n = min(block_n, 64)
     block_k = rule_block_k(in_features, element_bytes)
-    num_stages = rule_stages(block_n, block_k, element_bytes, arch, most=_HEAD_STAGES)
+    most = _HEAD_STAGES.get(block_k, max(_HEAD_STAGES.values()))
+    num_stages = rule_stages(block_n, block_k, element_bytes, arch, most=most)
     return GemmConfig(block_n=block_n, block_k=block_k, split_k=1, num_stages=num_stages)
 
 

@@ -61,8 +61,8 @@ _TABLE: dict[tuple[FusedOp, int, int], tuple[tuple[int, int, int, int], ...]] = 
     ("gated", 3072, 576): ((64, 16, 32, 8), (_SOME_ROWS, 32, 64, 4)),
     ("residual", 576, 1536): ((64, 16, 16, 8), (_SOME_ROWS, 32, 32, 8), (_MANY_ROWS, 64, 32, 8)),
     # Llama-3.2-1B: o, down
-    ("residual", 2048, 2048): ((64, 32, 32, 4),),
-    ("residual", 2048, 8192): ((64, 32, 32, 4),),
+    ("residual", 2048, 2048): ((32, 32, 16, 4), (64, 32, 32, 4)),
+    ("residual", 2048, 8192): ((32, 32, 16, 4), (64, 32, 32, 4)),
 }
 
 

@@ -43,8 +43,8 @@ assert os.environ.get("TRITON_INTERPRET") != "1", "an interpreted kernel cannot 
 
 
 def line_of(case: KernelCase) -> str:
-    """Return the pinned sizes of a case in one line, without the flags of its kernel."""
-    sizes = [f"{key}={value}" for key, value in case.constants if not isinstance(value, bool)]
+    """Return the pinned sizes and flags of a case in one line."""
+    sizes = [f"{key}={int(value)}" for key, value in case.constants]
     where = f"num_warps={case.num_warps} num_stages={case.num_stages}"
     return f"{case.kernel.__name__} {case.dtype}->{case.out_dtype} {' '.join(sizes)} {where}"
 
