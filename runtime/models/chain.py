@@ -15,6 +15,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import RowNorm
 from runtime.kv import KVLayer, KVLayerSpec
+from runtime.models.vocabulary import VocabEmbedding, VocabHead
 from specctl.contract.manifest import Draft
 
 
@@ -89,3 +90,50 @@ class ChainDraft(Protocol):
 
     def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best draft id of each row, mapped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChainModel:
+    """What every such draft has around its layers.
+
+    Args:
+        facts: manifest section that it was built from.
+        embedding: over target ids: its own or the target's.
+        head: over draft ids: its own or (rows of) the target's.
+        draft_to_target_R: int64, absolute target id of each draft id.
+        cos_sin_TP: fp32 rotary table of the draft's own numbers.
+    """
+
+    facts: Draft
+    embedding: VocabEmbedding
+    head: VocabHead
+    draft_to_target_R: torch.Tensor
+    cos_sin_TP: torch.Tensor
+
+    @property
+    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the input embedding that this rank holds."""
+        return self.embedding.weight_RD
+
+    @property
+    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Rows of the head that this rank holds, one per draft id."""
+        return self.head.reachable_rows
+
+    @property
+    def head_norm(self) -> RowNorm | None:
+        """What the head does to its input; None: it is normed already, or never."""
+        return None
+
+    @property
+    def max_positions(self) -> int:
+        """Context that the draft was made for; rows beyond it compute but are not meant."""
+        return self.facts.decoder.max_position_embeddings
+
+    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits [M, R] over draft ids."""
+        return self.head.logits(head_input_MH, self.head_norm)
+
+    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped."""
+        return self.draft_to_target_R[self.head.argmax(head_input_MH, self.head_norm)]

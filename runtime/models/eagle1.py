@@ -20,7 +20,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import RowHalf, RowNorm, Stream, joined_linear, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
-from runtime.models.chain import DraftHidden
+from runtime.models.chain import ChainModel, DraftHidden
 from runtime.models.layers import (
     MLP,
     Attention,
@@ -106,28 +106,18 @@ class FusedLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Eagle1Model:
+class Eagle1Model(ChainModel):
     """Weights of an EAGLE-1 draft and its forward.
 
     Args:
-        facts: manifest section that it was built from.
-        embedding: over target ids: its own or the target's.
         first_layer: layer 0 with fc.
         layers: layers 1 and up.
         norm_H: norm before the head; None when the head reads the raw output.
-        head: over draft ids: its own or (rows of) the target's.
-        draft_to_target_R: int64, absolute target id of each draft id.
-        cos_sin_TP: fp32 rotary table.
     """
 
-    facts: Draft
-    embedding: VocabEmbedding
     first_layer: FusedLayer
     layers: tuple[DecoderLayer, ...]
     norm_H: torch.Tensor | None
-    head: VocabHead
-    draft_to_target_R: torch.Tensor
-    cos_sin_TP: torch.Tensor
 
     @classmethod
     def build(
@@ -172,25 +162,10 @@ class Eagle1Model:
         )
 
     @property
-    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Rows of the input embedding that this rank holds."""
-        return self.embedding.weight_RD
-
-    @property
-    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Rows of the head that this rank holds, one per draft id."""
-        return self.head.reachable_rows
-
-    @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
         """Cache needs, one per layer."""
         attentions = (self.first_layer.attention, *(la.attention for la in self.layers))
         return tuple(attention.kv_spec for attention in attentions)
-
-    @property
-    def max_positions(self) -> int:
-        """Context that the draft was made for."""
-        return self.facts.decoder.max_position_embeddings
 
     def fuse(self, states_NA: torch.Tensor) -> torch.Tensor:
         """Return the target's final-normed states [N, H] as they are: fc reads them directly."""
@@ -233,11 +208,3 @@ class Eagle1Model:
         if self.norm_H is None:
             return None
         return RowNorm(weight_D=self.norm_H, eps=self.facts.decoder.rms_norm_eps)
-
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return fp32 logits [M, R] over draft ids."""
-        return self.head.logits(head_input_MH, self.head_norm)
-
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        return self.draft_to_target_R[self.head.argmax(head_input_MH, self.head_norm)]

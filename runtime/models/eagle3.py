@@ -20,7 +20,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import RowHalf, RowNorm, Stream, joined_linear, linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
-from runtime.models.chain import DraftHidden
+from runtime.models.chain import ChainModel, DraftHidden
 from runtime.models.layers import (
     MLP,
     Attention,
@@ -154,30 +154,20 @@ class FirstLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Eagle3Model:
+class Eagle3Model(ChainModel):
     """Weights of an EAGLE-3 draft and its forward.
 
     Args:
-        facts: manifest section that it was built from.
-        embedding: over *target* ids: its own or the target's.
         fusion: fc and its norms.
         first_layer: layer 0.
         layers: layers 1 and up.
         norm_H: norm before the head.
-        head: over *draft* ids.
-        draft_to_target_R: int64, absolute target id of each draft id.
-        cos_sin_TP: fp32 rotary table of the draft's own numbers.
     """
 
-    facts: Draft
-    embedding: VocabEmbedding
     fusion: Fuse
     first_layer: FirstLayer
     layers: tuple[DecoderLayer, ...]
     norm_H: torch.Tensor
-    head: VocabHead
-    draft_to_target_R: torch.Tensor
-    cos_sin_TP: torch.Tensor
 
     @classmethod
     def build(
@@ -224,27 +214,12 @@ class Eagle3Model:
         )
 
     @property
-    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Rows of the input embedding that this rank holds."""
-        return self.embedding.weight_RD
-
-    @property
-    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Rows of the head that this rank holds, one per draft id."""
-        return self.head.reachable_rows
-
-    @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
         """Cache needs, one per layer."""
         return tuple(
             attention.kv_spec
             for attention in (self.first_layer.attention, *(la.attention for la in self.layers))
         )
-
-    @property
-    def max_positions(self) -> int:
-        """Context that the draft was made for; rows beyond it compute but are not meant."""
-        return self.facts.decoder.max_position_embeddings
 
     def fuse(self, aux_NA: torch.Tensor) -> torch.Tensor:
         """Return draft states [N, H] of captured target states [N, A * H_t], lowest layer first."""
@@ -284,11 +259,3 @@ class Eagle3Model:
         if self.facts.has_norm_output:
             return None
         return RowNorm(weight_D=self.norm_H, eps=self.facts.decoder.rms_norm_eps)
-
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return fp32 logits [M, R] over draft ids."""
-        return self.head.logits(head_input_MH, self.head_norm)
-
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        return self.draft_to_target_R[self.head.argmax(head_input_MH, self.head_norm)]

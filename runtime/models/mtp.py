@@ -17,7 +17,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import RowHalf, RowNorm, enter_stream, joined_linear, rms_norm
 from runtime.kv import KVLayer, KVLayerSpec
-from runtime.models.chain import DraftHidden
+from runtime.models.chain import ChainModel, DraftHidden
 from runtime.models.layers import (
     DecoderLayer,
     TensorSource,
@@ -112,24 +112,14 @@ class PredictionLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MtpModel:
-    """Weights of prediction layers and their forward.
+class MtpModel(ChainModel):
+    """Weights of prediction layers and their forward; each layer norms its own output.
 
     Args:
-        facts: manifest section that they were built from.
-        embedding: over target ids: their own or the target's.
         layers: one, or one per drafted token.
-        head: over draft ids: their own or (rows of) the target's.
-        draft_to_target_R: int64, absolute target id of each draft id.
-        cos_sin_TP: fp32 rotary table.
     """
 
-    facts: Draft
-    embedding: VocabEmbedding
     layers: tuple[PredictionLayer, ...]
-    head: VocabHead
-    draft_to_target_R: torch.Tensor
-    cos_sin_TP: torch.Tensor
 
     @classmethod
     def build(
@@ -174,34 +164,14 @@ class MtpModel:
         )
 
     @property
-    def embedding_VH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Rows of the input embedding that this rank holds."""
-        return self.embedding.weight_RD
-
-    @property
-    def head_RH(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
-        """Rows of the head that this rank holds, one per draft id."""
-        return self.head.reachable_rows
-
-    @property
     def has_one_reading(self) -> bool:
         """Whether what is fed back is normed for the head, too."""
         return all(layer.is_feedback_normed for layer in self.layers)
 
     @property
-    def head_norm(self) -> RowNorm | None:
-        """None: each layer norms its own output."""
-        return None
-
-    @property
     def kv_specs(self) -> tuple[KVLayerSpec, ...]:
         """Cache needs, one per layer."""
         return tuple(part.layer.attention.kv_spec for part in self.layers)
-
-    @property
-    def max_positions(self) -> int:
-        """Context that the layers were made for."""
-        return self.facts.decoder.max_position_embeddings
 
     def fuse(self, states_NA: torch.Tensor) -> torch.Tensor:
         """Return the target's final-normed states [N, H] as they are: each layer norms its own."""
@@ -226,11 +196,3 @@ class MtpModel:
         """
         token = self.embedding.half(batch.ids_target_N, self.layers[index].token_norm)
         return self.layers[index].forward(token, hidden_NH, batch, kv[index], self.cos_sin_TP)
-
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return fp32 logits [M, R] over draft ids."""
-        return self.head.logits(head_input_MH)
-
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        return self.draft_to_target_R[self.head.argmax(head_input_MH)]

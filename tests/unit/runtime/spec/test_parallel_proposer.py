@@ -100,7 +100,7 @@ def test_all_drafts_of_a_round_come_from_one_dense_forward(
         )
         for slot, (prompt, count) in enumerate(zip(prompts, counts, strict=True))
     ]
-    wide = model.eagle3.fusion.weight.shape[1]
+    wide = model.fusion.weight.shape[1]
     aux = [
         torch.randn(len(p) - 1, wide, generator=torch.Generator().manual_seed(3)) for p in prompts
     ]
