@@ -243,6 +243,11 @@ def split_addresses(text: str, option: str) -> tuple[str, ...]:
     raise typer.BadParameter(f"`{text}` is not a list such as a:9000,b:9000", param_hint=option)
 
 
+def value_of(choice: Enum | None) -> str | None:
+    """Return the word of an option that has a closed set of them; None: not given."""
+    return None if choice is None else str(choice.value)
+
+
 class LogLevel(str, Enum):
     """How much a server logs to stderr."""
 
@@ -261,7 +266,7 @@ class DraftCounts(NamedTuple):
 
 def parse_draft_counts(text: str | None, mode: LengthMode | None) -> DraftCounts:
     """Return `7` as a number and `auto` as the mode that chooses; another text is wrong usage."""
-    length_mode = None if mode is None else mode.value
+    length_mode = value_of(mode)
     if text is None:
         return DraftCounts(None, length_mode)
     if text == "auto":

@@ -188,26 +188,7 @@ def write_draft(
         found = (*found, *unused(parts, written, losses))
     if has_errors(found):
         return refused(parts.source, parts.draft.format, entry.name, out, found)
-    record = provenance_record(
-        parts.checkpoints,
-        command="convert",
-        source_format=parts.draft.format,
-        written_format=entry.name,
-        given=given,
-        diagnostics=found,
-    )
-    plan = Plan(
-        checkpoints=parts.checkpoints,
-        config=json_bytes(finite(written.config)),
-        layout=plan_layout(written.tensors, max_shard_bytes=options.max_shard_bytes),
-        side_files=side_files(
-            written,
-            parts.checkpoints["draft"].file_names,
-            origin="draft",
-            is_bundled=parts.is_bundled,
-        ),
-        record=record,
-    )
+    plan = _plan(parts, entry, written, given=given, found=found, options=options)
 
     def check(directory: Path) -> None:
         check_written(directory, parts.draft, entry.name, losses, parts.target)
@@ -226,6 +207,37 @@ def write_draft(
     )
     report = msgspec.structs.replace(report, losses_allowed=losses)
     return carry_out(plan, report, check=check, options=options)
+
+
+def _plan(
+    parts: Parts,
+    entry: Format,
+    written: Written,
+    *,
+    given: Mapping[str, object],
+    found: tuple[Diagnostic, ...],
+    options: Options,
+) -> Plan:
+    """Return what the directory holds: config, tensors, side files, and where all of it is from."""
+    return Plan(
+        checkpoints=parts.checkpoints,
+        config=json_bytes(finite(written.config)),
+        layout=plan_layout(written.tensors, max_shard_bytes=options.max_shard_bytes),
+        side_files=side_files(
+            written,
+            parts.checkpoints["draft"].file_names,
+            origin="draft",
+            is_bundled=parts.is_bundled,
+        ),
+        record=provenance_record(
+            parts.checkpoints,
+            command="convert",
+            source_format=parts.draft.format,
+            written_format=entry.name,
+            given=given,
+            diagnostics=found,
+        ),
+    )
 
 
 def carry_out(

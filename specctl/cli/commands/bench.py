@@ -33,6 +33,7 @@ from specctl.cli.shared_options import (
     Verification,
     parse_draft_counts,
     parse_stage_layers,
+    value_of,
 )
 
 if TYPE_CHECKING:
@@ -192,18 +193,11 @@ def bench(
         output.answer_json(main.bench_json_schema())
         return
     if reanalyze is not None:
-        if any(given is not None for given in (manifest, shape, prompts, prompt_tokens)):
-            raise typer.BadParameter(
-                "it runs nothing: leave model and prompts out", param_hint="--reanalyze"
-            )
+        _check_reanalysis(manifest, shape, prompts, prompt_tokens)
         _report(main.read_raw(reanalyze), json=json, out=out or reanalyze, is_new=False)
         return
     _check(manifest, shape, prompts, prompt_tokens)
-    if accept_length is not None and force_accept_length is not None:
-        raise typer.BadParameter(
-            "`--accept-length` and `--force-accept-length` exclude each other",
-            param_hint="--force-accept-length",
-        )
+    aim = _accept_length(accept_length, force_accept_length)
     settings = main.BenchSettings(
         prompts=prompts,
         prompt_set=prompt_set,
@@ -219,7 +213,7 @@ def bench(
         reference=reference,
         reference_set=reference_set,
         ignore_eos=ignore_eos,
-        accept_length=accept_length if force_accept_length is None else force_accept_length,
+        accept_length=aim,
         is_forced=force_accept_length is not None,
         contract=contract.value,
         step_samples=step_samples,
@@ -235,17 +229,35 @@ def bench(
         load_format=load_format,
         device=device,
         dtype=dtype,
-        graphs=None if graphs is None else graphs.value,
-        verification=None if verification is None else verification.value,
+        graphs=value_of(graphs),
+        verification=value_of(verification),
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,
-        force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,
+        force_anchor_layout=value_of(force_anchor_layout),
         proposer=proposer,
         num_speculative_tokens=drafts.num_speculative_tokens,
         length_mode=drafts.length_mode,
         cost_table=cost_table,
     )
     _report(_run(manifest, engine, settings), json=json, out=out, is_new=True)
+
+
+def _check_reanalysis(*given: object) -> None:
+    """Refuse what a run would need: records are read, nothing is run."""
+    if any(item is not None for item in given):
+        raise typer.BadParameter(
+            "it runs nothing: leave model and prompts out", param_hint="--reanalyze"
+        )
+
+
+def _accept_length(oracle: float | None, forced: float | None) -> float | None:
+    """Return the one that was given; both are wrong usage."""
+    if oracle is not None and forced is not None:
+        raise typer.BadParameter(
+            "`--accept-length` and `--force-accept-length` exclude each other",
+            param_hint="--force-accept-length",
+        )
+    return oracle if forced is None else forced
 
 
 def _check(

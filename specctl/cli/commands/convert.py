@@ -28,8 +28,10 @@ from specctl.cli.write_options import (
 )
 from specctl.convert.dialects import GGUF_MAP, dialect_lines
 from specctl.formats.written import LOSSES
+from specctl.ops.convert import Options
 from specctl.ops.convert import convert as run_convert
 from specctl.ops.convert_map import write_map
+from specctl.ops.convert_report import ConvertReport
 from specctl.ops.draft_parts import read_parts
 from specctl.ops.given import Given
 from specctl.ops.stitch import stitch as run_stitch
@@ -150,26 +152,48 @@ def convert(
         aux_numbering=None if aux_numbering is None else aux_numbering.value,
         target_name=target_name,
     )
-    if token_map is not None:
-        _refuse_unused("--token-map", {"--full-vocabulary": full_vocabulary})
-    losses = known_losses(allow or ())
+    report = _converted(
+        source,
+        to,
+        out=out,
+        target=target,
+        given=given,
+        allow=known_losses(allow or ()),
+        is_full_vocabulary=full_vocabulary,
+        options=options,
+    )
+    answer_report(report, as_json=json)
+
+
+def _converted(
+    source: str,
+    to: str,
+    *,
+    out: str,
+    target: str | None,
+    given: Given,
+    allow: tuple[str, ...],
+    is_full_vocabulary: bool,
+    options: Options,
+) -> ConvertReport:
+    """Write a draft in another dialect, or its map alone."""
+    whole = {"--full-vocabulary": is_full_vocabulary}
+    if given.token_map is not None:
+        _refuse_unused("--token-map", whole)
     if to == GGUF_MAP:
-        unused = {"--token-map": token_map, "--full-vocabulary": full_vocabulary}
-        _refuse_unused(f"--to {GGUF_MAP}", unused)
+        _refuse_unused(f"--to {GGUF_MAP}", {"--token-map": given.token_map, **whole})
         parts = read_parts(source, target, given, access=options.access)
-        answer_report(write_map(parts, out=out, allow=losses, options=options), as_json=json)
-        return
-    report = run_convert(
+        return write_map(parts, out=out, allow=allow, options=options)
+    return run_convert(
         source,
         to=to,
         out=out,
         target=target,
         given=given,
-        allow=losses,
-        is_full_vocabulary=full_vocabulary,
+        allow=allow,
+        is_full_vocabulary=is_full_vocabulary,
         options=options,
     )
-    answer_report(report, as_json=json)
 
 
 def _refuse_unused(chosen: str, options: Mapping[str, object]) -> None:

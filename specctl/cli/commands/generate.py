@@ -32,10 +32,11 @@ from specctl.cli.shared_options import (
     Verification,
     parse_draft_counts,
     parse_stage_layers,
+    value_of,
 )
 
 if TYPE_CHECKING:
-    from runtime.main import GenerateReport
+    from runtime.main import EngineOptions, GenerateOptions, GenerateReport
 
 
 def generate(
@@ -82,7 +83,6 @@ def generate(
 ) -> None:
     """Answer one prompt: the text goes to stdout as it comes, the figures to stderr."""
     from runtime import main
-    from specctl.ops.hub_manifest import local_manifest
 
     drafts = parse_draft_counts(num_speculative_tokens, length_mode)
     if no_speculation and (
@@ -101,11 +101,11 @@ def generate(
         load_format=load_format,
         device=device,
         dtype=dtype,
-        graphs=None if graphs is None else graphs.value,
-        verification=None if verification is None else verification.value,
+        graphs=value_of(graphs),
+        verification=value_of(verification),
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,
-        force_anchor_layout=None if force_anchor_layout is None else force_anchor_layout.value,
+        force_anchor_layout=value_of(force_anchor_layout),
         proposer="none" if no_speculation else proposer,
         num_speculative_tokens=drafts.num_speculative_tokens,
         length_mode=drafts.length_mode,
@@ -119,6 +119,18 @@ def generate(
         seed=seed,
         has_comparison=compare,
     )
+    report = _answered(manifest, engine, options)
+    output.answer("")
+    output.talk("\n".join(summary(report)))
+    if report.first_divergence is not None:
+        raise typer.Exit(1)
+
+
+def _answered(manifest: Path, engine: EngineOptions, options: GenerateOptions) -> GenerateReport:
+    """Write the answer as it comes; return its figures."""
+    from runtime import main
+    from specctl.ops.hub_manifest import local_manifest
+
     with ExitStack() as stack:
         local = stack.enter_context(local_manifest(manifest))
         loading = stack.enter_context(ExitStack())
@@ -128,13 +140,9 @@ def generate(
             loading.close()  # the bar makes room for the answer
             output.answer_part(text)
 
-        report = main.generate(
+        return main.generate(
             local.path, engine, options, on_text=show_text, on_diagnostic=output.talk_problem
         )
-    output.answer("")
-    output.talk("\n".join(summary(report)))
-    if report.first_divergence is not None:
-        raise typer.Exit(1)
 
 
 def summary(report: GenerateReport) -> list[str]:

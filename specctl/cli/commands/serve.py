@@ -45,6 +45,7 @@ from specctl.cli.shared_options import (
     parse_draft_counts,
     parse_stage_layers,
     split_addresses,
+    value_of,
 )
 
 if TYPE_CHECKING:
@@ -160,8 +161,8 @@ def serve(
                 load_format=load_format,
                 device=device,
                 dtype=dtype,
-                graphs=None if graphs is None else graphs.value,
-                verification=None if verification is None else verification.value,
+                graphs=value_of(graphs),
+                verification=value_of(verification),
                 dynamic_rows=dynamic_rows,
                 dynamic_rank=dynamic_rank,
                 proposer=proposer,
@@ -181,7 +182,7 @@ def serve(
                 port=port,
                 model_name=model_name or local.target_name,
                 grace_s=grace_s,
-                log_level=None if log_level is None else log_level.value,
+                log_level=value_of(log_level),
                 role=_role_options(given),
             ),
             on_diagnostic=output.talk_diagnostic,
