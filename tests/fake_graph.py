@@ -19,9 +19,10 @@ from runtime.batch import PreparedBatch
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, dtype_name, resolve_config
 from runtime.config.cost_table import CostTable
 from runtime.config.round_sizes import packed_row_counts
+from runtime.engine.build import build_engine
 from runtime.engine.caches import make_caches
 from runtime.engine.device_rounds import MakeRunner, is_ragged, round_menu
-from runtime.engine.llm import LLM, build_engine
+from runtime.engine.llm import LLM
 from runtime.engine.text import load_tokenizer
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import SPLIT_BUFFER, DeviceRound, context_buckets

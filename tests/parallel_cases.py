@@ -17,7 +17,8 @@ import torch
 
 from runtime.config import Overrides, resolve_config
 from runtime.disagg.carriers import make_transport
-from runtime.engine.llm import LLM, build_engine
+from runtime.engine.build import build_engine
+from runtime.engine.llm import LLM
 from runtime.engine.lockstep import EngineOrder
 from runtime.engine.request import RequestInput, Usage
 from runtime.loading import load_models

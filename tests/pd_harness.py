@@ -19,10 +19,10 @@ from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.outbox import pool_block_bytes
 from runtime.disagg.routes import Routes
 from runtime.disagg.transport import Transport
+from runtime.engine.build import build_engine
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.engine import Engine
-from runtime.engine.llm import build_engine
 from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.engine.request import RequestDelta, RequestInput
 from runtime.spec.oracle import OracleScript

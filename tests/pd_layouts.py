@@ -21,9 +21,9 @@ from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.outbox import Route, pool_block_bytes
 from runtime.disagg.remote import OpenWay, StageOutlet, StageSender
 from runtime.disagg.routes import Routes, side_of
+from runtime.engine.build import build_engine
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.decode_role import DecodeEngine
-from runtime.engine.llm import build_engine
 from runtime.engine.prefill_role import PrefillEngine, PrefillParts
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
+from runtime.engine.build import build_engine
 from runtime.engine.engine import Engine
-from runtime.engine.llm import build_engine
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
 from runtime.loading import LoadedModels, load_models

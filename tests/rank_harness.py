@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 
 from runtime.config import Overrides, resolve_config
+from runtime.engine.build import build_engine
 from runtime.engine.engine import Engine
-from runtime.engine.llm import build_engine
 from runtime.engine.lockstep import EngineOrder, LockstepLeader
 from runtime.engine.request import RequestInput, Usage
 from runtime.loading import load_models

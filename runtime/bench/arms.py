@@ -20,10 +20,12 @@ from runtime.config import (
     force_anchor,
     resolve_config,
 )
+from runtime.engine.build import build_engine
 from runtime.engine.costs import CostPlace, cost_path
 from runtime.engine.engine import Engine
-from runtime.engine.llm import LLM, build_engine, invariance_problems
+from runtime.engine.llm import LLM
 from runtime.engine.lockstep import EngineOrder
+from runtime.engine.probe import invariance_problems
 from runtime.engine.staged import StagedModels, load_staged, stages_text
 from runtime.engine.text import load_tokenizer
 from runtime.loading import LoadedModels

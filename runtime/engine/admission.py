@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 from tokenizers import Tokenizer
 
@@ -41,6 +42,39 @@ def admit(wish: RequestInput, config: RuntimeConfig, tokenizer: Tokenizer | None
         text=None if tokenizer is None else TextStream(tokenizer, stop=wish.stop),
         is_parked_at_end=wish.is_parked_at_end,
         masks=wish.masks,
+    )
+
+
+def refuse_known(request: RequestInput, in_flight: Container[str]) -> None:
+    """Refuse an id that is in flight.
+
+    Raises:
+        DiagnosticError: SD904.
+    """
+    if request.request_id in in_flight:
+        raise DiagnosticError(
+            diagnose(
+                "SD904",
+                where=f"request={request.request_id}",
+                message="this request id is in flight already",
+            )
+        )
+
+
+def refuse_full(request: RequestInput, config: RuntimeConfig, num_waiting: int) -> NoReturn:
+    """Refuse a request for which the queue has no place.
+
+    Raises:
+        DiagnosticError: SD914.
+    """
+    raise DiagnosticError(
+        diagnose(
+            "SD914",
+            where=f"request={request.request_id}",
+            message="the queue is full",
+            expected=f"fewer than {config.max_num_waiting} waiting requests",
+            found=num_waiting,
+        )
     )
 
 

@@ -25,13 +25,13 @@ from runtime.disagg.frames import (
 )
 from runtime.disagg.outbox import wire_bytes
 from runtime.disagg.ports import PrefillPort
-from runtime.engine.admission import refuse_masks
+from runtime.engine.admission import refuse_known, refuse_masks
 from runtime.engine.engine import Engine
 from runtime.engine.handover import Arrival
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
 from runtime.spec.received import ReceivedDrafts
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic, diagnose
 
 WAIT_S = 0.002
 """Longest wait of a step that has nothing to run; new requests are seen after it."""
@@ -78,14 +78,7 @@ class DecodeEngine:
             DiagnosticError: as `Engine.admit`; SD842, another process yields the first token.
         """
         refuse_masks(request)
-        if any(item.request_id == request.request_id for item in self._pending):
-            raise DiagnosticError(
-                diagnose(
-                    "SD904",
-                    where=f"request={request.request_id}",
-                    message="this request id is in flight already",
-                )
-            )
+        refuse_known(request, {item.request_id for item in self._pending})
         admitted = self.engine.admit(request, num_others=len(self._pending))
         self._pending.append(admitted)
         return Admission(request_id=request.request_id, seed=admitted.params.seed)

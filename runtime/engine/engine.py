@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from runtime.config import RuntimeConfig
-from runtime.engine.admission import admit
+from runtime.engine.admission import admit, refuse_full, refuse_known
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.commit import Kept, keep_tokens, take_text
 from runtime.engine.counting import RoundCounter
@@ -35,7 +35,7 @@ from runtime.models import TargetModel
 from runtime.spec.adaptive import DraftLengths, StaticLengths
 from runtime.spec.forced import ForcedLengths
 from runtime.spec.types import Proposer, RoundResult, SlotTensor, TokenLogprobs
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic
 
 
 class Engine:
@@ -184,21 +184,9 @@ class Engine:
             DiagnosticError: SD904 and SD908 to SD911 (what was asked for cannot run), SD914 (the
                 queue is full).
         """
-        where = f"request={request.request_id}"
-        if request.request_id in self._requests:
-            raise DiagnosticError(
-                diagnose("SD904", where=where, message="this request id is in flight already")
-            )
+        refuse_known(request, self._requests)
         if self.num_free_places <= num_others:
-            raise DiagnosticError(
-                diagnose(
-                    "SD914",
-                    where=where,
-                    message="the queue is full",
-                    expected=f"fewer than {self.config.max_num_waiting} waiting requests",
-                    found=self._scheduler.num_waiting + num_others,
-                )
-            )
+            refuse_full(request, self.config, self._scheduler.num_waiting + num_others)
         return admit(request, self.config, self._tokenizer)
 
     def abort(self, request_id: str) -> bool:
@@ -224,7 +212,7 @@ class Engine:
         """
         try:
             return self._step(on_rows)
-        except Exception:
+        except Exception:  # whatever it is, it is raised again, and no round goes on that it broke
             self._rounds.abandon()
             for request_id in self._leaving:
                 self._drop(self._requests[request_id], "abort")
@@ -271,8 +259,10 @@ class Engine:
         self._counter.reset()
 
     def close(self) -> None:
-        """Give up what other stages hold for this engine; nobody calls it afterwards."""
+        """Give up what other stages hold for this engine, and its thread; nobody calls it later."""
         self._rounds.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
 
     def check(self) -> None:
         """Assert that blocks, slots and queues agree; for tests and idle moments."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from tokenizers import Tokenizer
 
 from runtime.disagg.role_plan import RankCard, RolePlan
+from runtime.engine.build import build_engine
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.engine import Engine
-from runtime.engine.llm import build_engine
 from runtime.engine.lockstep import EngineOrder, follow
 from runtime.engine.peers import BEATS_PER_TIMEOUT, RankPlan, line_of
 from runtime.engine.role_rank import RoleRank

@@ -18,26 +18,22 @@ from runtime.config import (
     force_anchor,
     resolve_config,
 )
-from runtime.config.cost_table import CostTable
 from runtime.disagg.role_plan import RolePlan
+from runtime.engine.build import build_engine
 from runtime.engine.caches import Caches, make_caches
-from runtime.engine.costs import CostPlace, TimedParts, cost_path, engine_costs
-from runtime.engine.device_rounds import MakeRunner, make_device_rounds, round_menu
+from runtime.engine.costs import CostPlace, cost_path
 from runtime.engine.engine import Engine
 from runtime.engine.lockstep import EngineOrder, LockstepLeader, own_engine
-from runtime.engine.probe import row_invariance_problems
+from runtime.engine.probe import invariance_problems
 from runtime.engine.request import FinishReason, RequestDelta, RequestInput, Usage
 from runtime.engine.staged import StagedModels, load_staged
-from runtime.engine.stages import StageLine
 from runtime.engine.text import load_tokenizer
 from runtime.kv import Allocate
 from runtime.loading import LoadedModels
-from runtime.spec.adaptive import AdaptiveLengths
-from runtime.spec.forced import ForcedLengths
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import TokenLogprobs
 from specctl.contract.codec import load_manifest, resolve_source
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, Severity, has_errors
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, has_errors
 from specctl.contract.manifest import Manifest
 
 
@@ -69,72 +65,6 @@ class _Partial:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     ids_target: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-
-
-def build_engine(
-    models: LoadedModels,
-    config: RuntimeConfig,
-    *,
-    tokenizer: Tokenizer | None = None,
-    script: OracleScript | None = None,
-    make_runner: MakeRunner | None = None,
-    costs: CostTable | CostPlace | None = None,
-    forced: ForcedLengths | None = None,
-    on_diagnostic: Callable[[Diagnostic], None] | None = None,
-    caches: Caches | None = None,
-    line: StageLine | None = None,
-) -> Engine:
-    """Allocate the KV pool, make the proposer and join them to an engine.
-
-    Args:
-        models: loaded with the draft if `config.proposer` runs one.
-        config: settings for these models.
-        tokenizer: for texts and stop strings.
-        script: what the `oracle` proposer replays, or what replaces ids of a draft.
-        make_runner: what runs rounds on the device, in place of captured graphs.
-        costs: what draft counts are chosen by where `config.length_mode` chooses, or where that
-            is kept.
-        forced: decides in the target's place what rounds accept (benchmarks only).
-        on_diagnostic: gets SD838 and SD839 about the cost table, SD841 about graphs.
-        caches: the pool and the proposer over it; None makes them.
-        line: the stages before the target's, which get a pool of this engine's; None: there are
-            none in other processes.
-
-    Raises:
-        DiagnosticError: SD807, the proposer lacks its parts; SD836 and SD837, there is no cost
-            table that fits.
-    """
-    if caches is None:
-        caches = make_caches(models, config, script=script)
-    target_kv, proposer = caches.target_kv, caches.proposer
-    rounds = make_device_rounds(
-        models.target, target_kv, proposer, config, make_runner=make_runner, forced=forced
-    )
-    if rounds is not None and on_diagnostic is not None:
-        for problem in rounds.report.problems():
-            on_diagnostic(problem)
-    forwards = None
-    if line is not None:
-        forwards = line.open(num_kv_blocks=config.num_kv_blocks, kv_block_size=config.kv_block_size)
-    lengths = None
-    if config.length_mode != "static":
-        if not isinstance(costs, CostTable):
-            parts = TimedParts(
-                target=models.target, target_kv=target_kv, proposer=proposer, rounds=rounds
-            )
-            costs = engine_costs(parts, config, costs, on_diagnostic=on_diagnostic)
-        lengths = AdaptiveLengths(costs, round_menu(config))
-    return Engine(
-        target=models.target,
-        target_kv=target_kv,
-        proposer=proposer,
-        config=config,
-        tokenizer=tokenizer,
-        rounds=rounds,
-        lengths=lengths,
-        forced=forced,
-        forwards=forwards,
-    )
 
 
 class LLM:
@@ -280,7 +210,9 @@ class LLM:
         return None if self._staged.peers is None else self._staged.peers.groups.transport
 
     def close(self) -> None:
-        """Stop the stages in other processes, whose engines are of no use afterwards."""
+        """Stop the stages in other processes and the engine's thread; nobody uses it afterwards."""
+        if self._staged.peers is None:
+            self.engine.close()
         self._staged.close()
 
     def sibling(
@@ -367,17 +299,6 @@ class LLM:
             for request_id in partials.keys() - done.keys():
                 self.engine.abort(request_id)
         return tuple(done[request.request_id] for request in requests)
-
-
-def invariance_problems(models: LoadedModels, config: RuntimeConfig) -> tuple[Diagnostic, ...]:
-    """Return SD831 findings: errors where drafts are verified, else warnings.
-
-    CUDA products have pinned tiles and tests of their own; the CPU's library is what varies.
-    """
-    if config.device.type != "cpu":
-        return ()
-    severity: Severity = "error" if config.num_speculative_tokens else "warning"
-    return row_invariance_problems(models.target, severity=severity)
 
 
 def _extend(partial: _Partial, delta: RequestDelta) -> Completion | None:

@@ -112,6 +112,11 @@ class Pipeline:
         self._is_written = False  # device state of all lanes is current
         self._written_drafts: tuple[int, ...] | None = None  # None: the lanes changed since
 
+    def close(self) -> None:
+        """End the thread that makes masks."""
+        if self._split is not None:
+            self._split.close()
+
     def next_results(self) -> list[LaneResult] | None:
         """Keep rounds in flight and return the oldest one's; None: the eager path's turn.
 

@@ -6,9 +6,22 @@ from collections.abc import Iterator
 
 import torch
 
+from runtime.config import RuntimeConfig
 from runtime.kernels import RowInvariance, attention_invariance_probe, row_invariance_probe
+from runtime.loading import LoadedModels
 from runtime.models import TargetModel
 from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
+
+
+def invariance_problems(models: LoadedModels, config: RuntimeConfig) -> tuple[Diagnostic, ...]:
+    """Return SD831 findings: errors where drafts are verified, else warnings.
+
+    CUDA products have pinned tiles and tests of their own; the CPU's library is what varies.
+    """
+    if config.device.type != "cpu":
+        return ()
+    severity: Severity = "error" if config.num_speculative_tokens else "warning"
+    return row_invariance_problems(models.target, severity=severity)
 
 
 def row_invariance_problems(

@@ -146,6 +146,10 @@ class SplitRounds:
             if lane.is_running
         ]
 
+    def close(self) -> None:
+        """End the thread that makes masks, once it is through with those it is at."""
+        self._maker.shutdown(wait=False, cancel_futures=True)
+
     def _ask(self, turn: _Turn, drafts: Sequence[Sequence[int]]) -> None:
         """Have the masks of a round made."""
         wishes: list[MaskWish] = []

@@ -213,7 +213,7 @@ class EngineLoop:
         except DiagnosticError as error:
             sink(_refusal(request, error.diagnostics[0]))
             return
-        except Exception as error:  # one request must not take the engine down
+        except Exception as error:  # of its text or grammar: other requests must not end with it
             logger.exception("request %s could not be added", request.request_id)
             sink(_refusal(request, _fault(request.request_id, error)))
             return
@@ -226,7 +226,7 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             deltas = self._engine.step()
-        except Exception as error:  # one step must not take the server down
+        except Exception as error:  # whatever it is, every client in flight is told, none waits on
             logger.exception("a step failed; the requests in flight end with an error")
             self._end_all(_problem_of(error))
             return

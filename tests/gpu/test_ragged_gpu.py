@@ -11,9 +11,10 @@ import torch
 
 from runtime.config.cost_table import load_costs
 from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
+from runtime.engine.build import build_engine
 from runtime.engine.caches import make_caches
 from runtime.engine.costs import CostPlace, measured_on
-from runtime.engine.llm import LLM, build_engine
+from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.spec.oracle import OracleScript
 from tests.engine_harness import World, prompt_of

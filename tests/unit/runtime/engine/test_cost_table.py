@@ -12,9 +12,10 @@ import pytest
 from runtime.config import Overrides, resolve_config
 from runtime.config.cost_table import CostTable, load_costs, save_costs
 from runtime.config.round_sizes import RoundMenu, RoundSize, draft_counts_up_to
+from runtime.engine.build import build_engine
 from runtime.engine.costs import CostPlace, cost_path, measure_costs
 from runtime.engine.device_rounds import round_menu
-from runtime.engine.llm import LLM, build_engine
+from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from specctl.contract.codec import dump_manifest
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError

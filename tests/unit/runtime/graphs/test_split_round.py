@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -245,6 +246,11 @@ def test_lack_of_blocks_and_the_end_of_the_context(
     both(agreeing, asked, max_num_requests=4, max_model_len=32, **EAGLE)
     llm, _ = make_llm(agreeing, max_num_requests=6, num_kv_blocks=10, max_model_len=64, **EAGLE)
     assert ids_of(llm.generate(requests())) == answers
+    # Alone, requests with a grammar wait for their masks: who is preempted is no matter of time.
+    masked = [item for item in requests() if item.masks is not None]
+    llm, _ = make_llm(agreeing, max_num_requests=6, num_kv_blocks=8, max_model_len=48, **EAGLE)
+    found = ids_of(llm.generate(masked))
+    assert found == {item.request_id: answers[item.request_id] for item in masked}
     assert llm.engine.stats().num_preemptions > 0
 
 
@@ -326,6 +332,20 @@ def test_split_rounds_draw_where_greedy_ones_have_no_logits() -> None:
     assert [split_kind(kind) for kind in ("greedy", "sampled", "filtered", "rejection")] == [
         "sampled", "sampled", "filtered", "rejection"
     ]  # fmt: skip
+
+
+def test_the_thread_that_makes_masks_ends_with_the_engine(agreeing: World) -> None:
+    before = set(threading.enumerate())
+    llm, _ = make_llm(agreeing, **EAGLE)
+    llm.generate(requests(MIXED[:2], max_tokens=3))
+    (maker,) = (
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and thread.name.startswith("masks")
+    )
+    llm.close()
+    maker.join(60)
+    assert not maker.is_alive()
 
 
 @settings(max_examples=60, deadline=None)

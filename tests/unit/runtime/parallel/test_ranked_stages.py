@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, resolve_config
+from runtime.engine.build import build_engine
 from runtime.engine.engine import Engine
-from runtime.engine.llm import build_engine
 from runtime.engine.lockstep import EngineOrder, Lockstep, follow
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from runtime.config import Overrides, resolve_config
+from runtime.engine.build import build_engine
 from runtime.engine.device_rounds import MakeRunner
 from runtime.engine.engine import Engine
-from runtime.engine.llm import build_engine
 from runtime.engine.request import RequestInput
 from runtime.spec.forced import ForcedLengths
 from tests.engine_harness import KV_BLOCK_SIZE, World
