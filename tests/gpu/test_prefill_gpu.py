@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,16 @@ from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape
 from tests import real_model
-from tests.engine_harness import World, kv_rows, prompt_of
-from tests.fake_graph import ids_of, make_agreeing_world, make_llm, poison_padding
-from tests.tiny_block import BlockCase, make_block_world
-from tests.tiny_last_state import last_state_world
+from tests.engine_harness import prompt_of
+from tests.fake_graph import ids_of, make_llm, poison_padding
+from tests.prefill_cases import (
+    KINDS,
+    after_prefill,
+    one_by_one,
+    prefill_request,
+    prefill_world,
+)
 from tests.tiny_manifest import load_tiny
-from tests.tiny_parallel import parallel_world
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +35,6 @@ pytestmark = [
 ]
 
 CUDA = torch.device("cuda", 0)
-KINDS = ("none", "ngram", "eagle3", "mtp", "eagle", "peagle", "dspark", "dflash")
 BUCKETS = (16, 40, 64)
 LENGTHS = (1, 15, 16, 17, 33, 40, 41, 64)
 
@@ -70,51 +72,14 @@ class PoisonedPrefills(GraphSet):
         return token
 
 
-def _world(folder: Path, kind: str) -> World:
-    if kind in ("mtp", "eagle"):
-        made = last_state_world(folder, "mtp" if kind == "mtp" else "eagle")
-    elif kind == "peagle":
-        made = parallel_world(folder)
-    elif kind in ("dspark", "dflash"):
-        markov = BlockCase(markov="rnn", sliding_window=12)
-        made = make_block_world(folder, markov if kind == "dspark" else BlockCase(markov=None))
-    else:
-        made = make_agreeing_world(folder)
-    return replace(made, models=load_tiny(made.manifest, device=CUDA, dtype=torch.bfloat16))
-
-
 def _request(length: int, **fields: object) -> RequestInput:
-    given = RequestInput(
-        request_id=f"r{length}",
-        prompt_ids_target=prompt_of(length, length),
-        max_tokens=24,
-        ignore_eos=True,
-    )
-    return replace(given, **fields)  # type: ignore[arg-type]
-
-
-def _after_prefill(llm: LLM, request: RequestInput) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Return the first token and every bit that a prefill leaves for the rounds after it."""
-    llm.engine.add_request(request)
-    engine = llm.own_engine
-    (delta,) = engine.step()
-    found = engine.find(request.request_id)
-    assert found is not None
-    assert llm.caches is not None
-    blocks, count = found.placed.table.blocks, len(request.prompt_ids_target)
-    kept = [kv_rows(layer, blocks, count) for layer in llm.caches.pool.layers]
-    kept += engine._proposer.export_slot(found.placed.slot).values()
-    assert llm.engine.abort(request.request_id)
-    return delta.ids_target, kept
-
-
-def _one_by_one(llm: LLM, requests: Sequence[RequestInput]) -> dict[str, tuple[int, ...]]:
-    return ids_of([llm.generate([request])[0] for request in requests])
+    return prefill_request(length, length, **({"max_tokens": 24} | fields))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
-    world = _world(tmp_path, kind)
+    made = prefill_world(tmp_path, kind)
+    world = replace(made, models=load_tiny(made.manifest, device=CUDA, dtype=torch.bfloat16))
     settings = {
         "proposer": kind,
         "num_speculative_tokens": 0 if kind == "none" else 3,
@@ -135,7 +100,7 @@ def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
     assert len(runner.prefill_shapes) == 2 * len(BUCKETS)
     for length in LENGTHS:
         request = _request(length)
-        expected, found = _after_prefill(eager, request), _after_prefill(captured, request)
+        expected, found = after_prefill(eager, request), after_prefill(captured, request)
         assert found[0] == expected[0], f"prompt of {length}"
         for one, other in zip(found[1], expected[1], strict=True):
             assert torch.equal(one, other), f"prompt of {length}"
@@ -149,7 +114,7 @@ def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
         _request(55, prompt_ids_target=(*shared, *prompt_of(10, 7))),
     ]
     runner.prefills.clear()
-    assert _one_by_one(captured, requests) == _one_by_one(eager, requests)
+    assert one_by_one(captured, requests) == one_by_one(eager, requests)
     assert [shape.context for shape in runner.prefills] == [256, 256, 512, 256, 256]
     assert captured.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
     captured.engine.check()

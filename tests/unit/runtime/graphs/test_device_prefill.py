@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
 import torch
 
 from runtime.config import RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.prefills import MOST_IN_TURN
-from runtime.engine.request import RequestInput
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import DeviceRound
 from runtime.spec.chain import ChainProposer
 from runtime.spec.types import SamplingParams
-from tests.engine_harness import World, kv_rows, make_world, prompt_of
+from tests.engine_harness import World, make_world, prompt_of
 from tests.fake_graph import BUCKETS, FakeGraph, ids_of, make_agreeing_world, make_llm
-from tests.tiny_block import BlockCase, make_block_world
+from tests.prefill_cases import (
+    KINDS,
+    after_prefill,
+    one_by_one,
+    prefill_request,
+    prefill_world,
+)
 from tests.tiny_grammar import Grammar, parity
 from tests.tiny_last_state import last_state_world
-from tests.tiny_parallel import parallel_world
 
-KINDS = ("none", "ngram", "eagle3", "mtp", "eagle", "peagle", "dspark", "dflash")
 EDGES = (1, 7, 8, 9, 24, 25, 40)
 GAMMA = 3
 
@@ -35,16 +35,7 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="module", params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Case:
-    kind, folder = request.param, tmp_path_factory.mktemp("prefill-kinds")
-    if kind in ("mtp", "eagle"):
-        return _Case(kind, last_state_world(folder, kind))
-    if kind == "peagle":
-        return _Case(kind, parallel_world(folder))
-    if kind == "dspark":
-        return _Case(kind, make_block_world(folder, BlockCase(markov="rnn", sliding_window=12)))
-    if kind == "dflash":
-        return _Case(kind, make_block_world(folder, BlockCase(markov=None)))
-    return _Case(kind, make_agreeing_world(folder))
+    return _Case(request.param, prefill_world(tmp_path_factory.mktemp("kinds"), request.param))
 
 
 class _Case:
@@ -65,46 +56,15 @@ class _Case:
         return eager, device, graph
 
 
-def _request(seed: int, length: int, **fields: object) -> RequestInput:
-    given = RequestInput(
-        request_id=f"r{seed}-{length}",
-        prompt_ids_target=prompt_of(seed, length),
-        max_tokens=9,
-        ignore_eos=True,
-    )
-    return replace(given, **fields)  # type: ignore[arg-type]
-
-
-def _one_by_one(llm: LLM, requests: Sequence[RequestInput]) -> dict[str, tuple[int, ...]]:
-    """Run requests one after the other, so that every prompt is alone in its step."""
-    return ids_of([llm.generate([request])[0] for request in requests])
-
-
 def _rows(graph: FakeGraph) -> list[tuple[int, int, int]]:
     return [(shape.num_rows, start, count) for shape, start, count in graph.prefills]
-
-
-def _after_prefill(llm: LLM, request: RequestInput) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Return the first token and every bit that a prefill leaves for the rounds after it."""
-    llm.engine.add_request(request)
-    engine = llm.own_engine
-    (delta,) = engine.step()
-    found = engine.find(request.request_id)
-    assert found is not None
-    assert llm.caches is not None
-    blocks, count = found.placed.table.blocks, len(request.prompt_ids_target)
-    kept = [kv_rows(layer, blocks, count) for layer in llm.caches.pool.layers]
-    kept += engine._proposer.export_slot(found.placed.slot).values()
-    assert llm.engine.abort(request.request_id)
-    llm.engine.check()
-    return delta.ids_target, kept
 
 
 def test_a_prefill_leaves_what_the_eager_one_leaves(case: _Case) -> None:
     eager, device, graph = case.pair()
     for length in EDGES:
-        request = _request(length, length)
-        expected, found = _after_prefill(eager, request), _after_prefill(device, request)
+        request = prefill_request(length, length)
+        expected, found = after_prefill(eager, request), after_prefill(device, request)
         assert found[0] == expected[0]
         assert len(found[1]) == len(expected[1]) > 0
         for one, other in zip(found[1], expected[1], strict=True):
@@ -119,13 +79,13 @@ def test_answers_with_prefix_hits_and_long_prompts(case: _Case) -> None:
     eager, device, graph = case.pair(prefill_chunk_size=32)
     shared = prompt_of(3, 40)
     requests = [
-        _request(1, 70),
-        _request(2, 33),
-        _request(3, 40),
-        _request(4, 47, prompt_ids_target=(*shared, *prompt_of(9, 7))),
-        _request(5, 40, prompt_ids_target=shared),
+        prefill_request(1, 70),
+        prefill_request(2, 33),
+        prefill_request(3, 40),
+        prefill_request(4, 47, prompt_ids_target=(*shared, *prompt_of(9, 7))),
+        prefill_request(5, 40, prompt_ids_target=shared),
     ]
-    assert _one_by_one(device, requests) == _one_by_one(eager, requests)
+    assert one_by_one(device, requests) == one_by_one(eager, requests)
     assert device.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
     assert device.engine.stats().num_cached_tokens == eager.engine.stats().num_cached_tokens > 0
     starts = [start for _, start, _ in _rows(graph)]
@@ -137,7 +97,7 @@ def test_answers_with_prefix_hits_and_long_prompts(case: _Case) -> None:
 
 def test_a_late_prompt_is_prefilled_alone_beside_requests_that_decode(agreeing: World) -> None:
     eager, device, graph = _Case("eagle3", agreeing).pair(max_num_requests=3)
-    requests = [_request(seed, 5 + 9 * seed, max_tokens=30) for seed in range(4)]
+    requests = [prefill_request(seed, 5 + 9 * seed, max_tokens=30) for seed in range(4)]
     expected = ids_of(eager.generate(requests))
     got: dict[str, tuple[int, ...]] = {}
     waiting, steps = list(requests), 0
@@ -163,7 +123,7 @@ def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
         enable_prefix_cache=False,
         prefill_buckets=(8, 64),
     )
-    requests = [_request(seed, 4 + 5 * seed, max_tokens=32) for seed in range(2)]
+    requests = [prefill_request(seed, 4 + 5 * seed, max_tokens=32) for seed in range(2)]
     assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
     assert device.engine.stats().num_preemptions > 0
     assert [start for _, start, _ in _rows(graph)] == [0, 0, 0]
@@ -184,25 +144,25 @@ def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
 )
 def test_other_requests_keep_the_eager_prefill(agreeing: World, fields: dict[str, object]) -> None:
     eager, device, graph = _Case("eagle3", agreeing).pair()
-    requests = [_request(1, 12, **fields)]
-    assert _one_by_one(device, requests) == _one_by_one(eager, requests)
+    requests = [prefill_request(1, 12, **fields)]
+    assert one_by_one(device, requests) == one_by_one(eager, requests)
     assert graph.prefills == []
 
 
 def test_few_prompts_are_prefilled_in_turn_and_many_together(agreeing: World) -> None:
     eager, device, graph = _Case("eagle3", agreeing).pair(max_num_requests=MOST_IN_TURN + 1)
-    few = [_request(seed, 9 + seed) for seed in range(MOST_IN_TURN)]
+    few = [prefill_request(seed, 9 + seed) for seed in range(MOST_IN_TURN)]
     assert ids_of(device.generate(few)) == ids_of(eager.generate(few))
     assert [count for _, _, count in _rows(graph)] == [9 + seed for seed in range(MOST_IN_TURN)]
     device.engine.check()
-    many = [_request(seed, 20 + seed) for seed in range(MOST_IN_TURN + 1)]
+    many = [prefill_request(seed, 20 + seed) for seed in range(MOST_IN_TURN + 1)]
     assert ids_of(device.generate(many)) == ids_of(eager.generate(many))
     assert len(graph.prefills) == MOST_IN_TURN
 
 
 def test_a_prompt_that_does_not_fit_takes_the_others_along(agreeing: World) -> None:
     eager, device, graph = _Case("eagle3", agreeing).pair()
-    requests = [_request(1, 41), _request(2, 9)]
+    requests = [prefill_request(1, 41), prefill_request(2, 9)]
     assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
     assert graph.prefills == []
 
@@ -210,7 +170,7 @@ def test_a_prompt_that_does_not_fit_takes_the_others_along(agreeing: World) -> N
 def test_a_listener_keeps_the_eager_prefill(agreeing: World) -> None:
     _, device, graph = _Case("eagle3", agreeing).pair()
     layers: list[int] = []
-    device.engine.add_request(_request(3, 12))
+    device.engine.add_request(prefill_request(3, 12))
     device.own_engine.step(lambda layer, _: layers.append(layer))
     assert layers == list(range(device.models.target.num_layers))
     assert graph.prefills == []
@@ -227,7 +187,7 @@ class ShortByOne(FakeGraph):
 
 def test_a_wrong_prefill_is_seen(agreeing: World) -> None:
     settings = {"proposer": "eagle3", "num_speculative_tokens": GAMMA, "max_num_requests": 1}
-    requests = [_request(seed, 12 + seed) for seed in range(4)]
+    requests = [prefill_request(seed, 12 + seed) for seed in range(4)]
     right, _ = make_llm(agreeing, is_eager=True, **settings)
     wrong, _ = make_llm(agreeing, make_runner=ShortByOne, **settings)
     assert ids_of(right.generate(requests)) != ids_of(wrong.generate(requests))
@@ -237,10 +197,10 @@ def test_a_draft_that_missed_the_prompt_is_seen(
     agreeing: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: the draft's part of a prefill matters to acceptance."""
-    requests = [_request(seed, 12 + seed) for seed in range(4)]
+    requests = [prefill_request(seed, 12 + seed) for seed in range(4)]
     eager, device, _ = _Case("eagle3", agreeing).pair()
     monkeypatch.setattr(ChainProposer, "observe_prefill", lambda *_: None)
-    assert _one_by_one(device, requests) == _one_by_one(eager, requests)
+    assert one_by_one(device, requests) == one_by_one(eager, requests)
     assert device.engine.stats().num_accepted_at != eager.engine.stats().num_accepted_at
 
 
