@@ -161,10 +161,10 @@ class _Fields:
 
 def _target(config: Mapping[str, Any], path: Path) -> Target:
     decoder = _decoder(config, path)
-    vocab_size = _Fields(config, path.name).count("vocab_size")
+    target_vocab_size = _Fields(config, path.name).count("vocab_size")
     is_tied = bool(config.get("tie_word_embeddings", False))
-    shape = (vocab_size, decoder.hidden_size)
-    size = vocab_size * decoder.hidden_size * _STORED_BYTES
+    shape = (target_vocab_size, decoder.hidden_size)
+    size = target_vocab_size * decoder.hidden_size * _STORED_BYTES
     embedding = TensorRef(
         key="model.embed_tokens.weight", file="none", shape=shape, dtype="BF16", begin=0, end=size
     )
@@ -178,7 +178,7 @@ def _target(config: Mapping[str, Any], path: Path) -> Target:
         config_digest=digest_bytes(path.read_bytes()),
         dtype="BF16",
         decoder=decoder,
-        vocab_size=vocab_size,
+        vocab_size=target_vocab_size,
         tokenizer_size=None,
         tokenizer_digest=None,
         bos_token_id=None,

@@ -51,12 +51,12 @@ class EagerTimer:
         self._config = config
         self._num_timings = num_timings
         room = config.max_model_len - config.num_speculative_tokens - 1
-        block_size = config.kv_block_size
+        kv_block_size = config.kv_block_size
         self._num_tokens = max(2, min(_MOST_PROMPT_TOKENS, room))
-        num_blocks = -(-(self._num_tokens + config.num_speculative_tokens) // block_size)
+        num_blocks = -(-(self._num_tokens + config.num_speculative_tokens) // kv_block_size)
         self._blocks = tuple(1 + i % (config.num_kv_blocks - 1) for i in range(num_blocks))
-        vocab_size = config.target_vocab_size
-        self._ids = [(7 + 3 * i * i) % vocab_size for i in range(self._num_tokens)]
+        num_ids = config.target_vocab_size
+        self._ids = [(7 + 3 * i * i) % num_ids for i in range(self._num_tokens)]
         self._prefill()
 
     def close(self) -> None:

@@ -216,13 +216,13 @@ class Pipeline:
             count: drafts that the draft makes for each.
             ahead: tokens that unread rounds may have added.
         """
-        block_size = self._config.kv_block_size
+        kv_block_size = self._config.kv_block_size
         for lane in group.lanes:
             length = len(lane.request.ids_target) + ahead
             if length > lane.last_length:
                 return False
             table, num_slots = lane.placement.table, length + count
-            if len(table.blocks) * block_size < num_slots and not self._blocks.extend(
+            if len(table.blocks) * kv_block_size < num_slots and not self._blocks.extend(
                 table, num_slots=num_slots
             ):
                 return False

@@ -89,18 +89,18 @@ def make_proposer(
 def _draft_proposer(draft: DraftParts) -> DeviceProposer:
     """Return the proposer of a kind of model."""
     model, kv = draft.model, draft.kv
-    block_size, num_slots = draft.kv_block_size, draft.num_slots
+    kv_block_size, num_slots = draft.kv_block_size, draft.num_slots
     if isinstance(model, BlockModel):
-        return BlockProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
+        return BlockProposer(model, kv, kv_block_size=kv_block_size, num_slots=num_slots)
     if isinstance(model, PEagleModel):
-        return ParallelProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
+        return ParallelProposer(model, kv, kv_block_size=kv_block_size, num_slots=num_slots)
     if isinstance(model, MtpModel) and len(model.layers) > 1:
-        return LayeredMtpProposer(model, kv, kv_block_size=block_size, num_slots=num_slots)
+        return LayeredMtpProposer(model, kv, kv_block_size=kv_block_size, num_slots=num_slots)
     settings, rows = draft.dynamic_rows, None
     if settings is not None:
         rows = DynamicRows(model, settings, num_slots=num_slots)
     return ChainProposer(
-        model, kv, kv_block_size=block_size, num_slots=num_slots, dynamic_rows=rows
+        model, kv, kv_block_size=kv_block_size, num_slots=num_slots, dynamic_rows=rows
     )
 
 

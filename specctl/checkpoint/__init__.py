@@ -13,7 +13,12 @@ from specctl.checkpoint.directory import DEFAULT_ACCESS, Access, open_checkpoint
 from specctl.checkpoint.source import resolve_source
 from specctl.checkpoint.sources.store import FileStore
 from specctl.checkpoint.tensor_entry import DTYPE_BITS, WEIGHT_DTYPES, TensorEntry, tensor_place
-from specctl.checkpoint.writing import atomic_write, write_safetensors, write_text_atomic
+from specctl.checkpoint.writing import (
+    atomic_write,
+    sync_directory,
+    write_safetensors,
+    write_text_atomic,
+)
 from specctl.contract.digests import is_hub_source
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "read_pt_ints",
     "resolve_source",
     "source_directory",
+    "sync_directory",
     "tensor_place",
     "write_safetensors",
     "write_text_atomic",

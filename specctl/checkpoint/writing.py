@@ -42,10 +42,11 @@ def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Flush a directory's entries to disk, where the file system can."""
     with suppress(OSError):  # some file systems refuse to sync a directory
         descriptor = os.open(directory, os.O_RDONLY)
         try:

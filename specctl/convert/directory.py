@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from specctl.checkpoint import Checkpoint
+from specctl.checkpoint import Checkpoint, sync_directory
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 PROVENANCE = "specctl.json"
@@ -198,13 +198,3 @@ def write_file_synced(path: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def sync_directory(directory: Path) -> None:
-    """Flush a directory's entries to disk, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -243,3 +243,13 @@ def root_fields(config: Mapping[str, object] | None, findings: ReaderFindings) -
             help="Copy config.json from where the weights were published",
         )
     return Fields(data=config or {}, pointer="", findings=findings)
+
+
+def known_product(left: int | None, right: int | None) -> int | None:
+    """Return the product of two sizes; None where one is not known."""
+    return None if left is None or right is None else left * right
+
+
+def known_sum(left: int | None, right: int | None) -> int | None:
+    """Return the sum of two sizes; None where one is not known."""
+    return None if left is None or right is None else left + right

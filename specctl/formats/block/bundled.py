@@ -14,12 +14,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from specctl.checkpoint import Checkpoint
-from specctl.contract.roles import DSPARK_ROLES, LAYER_ROLES
+from specctl.contract.roles import DSPARK_ROLES, LAYER_ROLES, relaxed
 from specctl.draft import DraftCheckpoint
 from specctl.formats.assemble import assemble, is_whole, main_file
 from specctl.formats.block import facts
 from specctl.formats.block.flat_aux import read_flat_aux
-from specctl.formats.block.flat_layers import optional_roles
 from specctl.formats.block.heads import read_heads
 from specctl.formats.block.places import open_sections
 from specctl.formats.fields import ReaderFindings, root_fields
@@ -45,9 +44,7 @@ KEYS = (
 """Fields that are read; the others describe the target."""
 
 _STAGE = re.compile(r"mtp\.(\d{1,5})\.((?:attn|ffn|attn_norm|ffn_norm)\..+|hc_.+)")
-ROLES = optional_roles(
-    tuple(role for role in DSPARK_ROLES if role not in LAYER_ROLES), "confidence.bias"
-)
+ROLES = relaxed(tuple(role for role in DSPARK_ROLES if role not in LAYER_ROLES), "confidence.bias")
 
 
 def stage_count(keys: Iterable[str]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint
 from specctl.contract.manifest import Decoder
-from specctl.contract.roles import OPTIONAL, TensorRole, generic_role
+from specctl.contract.roles import TensorRole, generic_role
 from specctl.formats.assemble import is_whole, main_file
 from specctl.formats.block.places import Sections, settle
 from specctl.formats.block.roles import FUSED_ROLES, GEMMA_ROLES, LATENT_ROLES
@@ -23,7 +23,7 @@ from specctl.formats.decoder import (
     read_draft_stack,
     report_layer_count,
 )
-from specctl.formats.fields import Fields
+from specctl.formats.fields import Fields, known_product, known_sum
 from specctl.formats.model_types import Family, defaults_rule, flat_defaults
 from specctl.formats.names import Matched, NameTable
 
@@ -161,37 +161,21 @@ def _sizes(layers: Fields) -> dict[str, int]:
     if dim is None and hidden is not None and heads is not None and hidden % heads == 0:
         dim = hidden // heads
     rank, kv_rank, nope, rope, value = (layers.integer(key) for key in _LATENT_KEYS)
-    query = _sum(nope, rope)
+    query = known_sum(nope, rope)
     found: dict[str, int | None] = {
         "H": hidden,
         "X": hidden,
         "I": inner,
         "N": heads,
         "P": dim,
-        "Q": _product(heads, dim),
-        "KV": _product(kv_heads, dim),
-        "QKV": _sum(_product(heads, dim), _product(2, _product(kv_heads, dim))),
+        "Q": known_product(heads, dim),
+        "KV": known_product(kv_heads, dim),
+        "QKV": known_sum(known_product(heads, dim), known_product(2, known_product(kv_heads, dim))),
         "QA": rank,
-        "QB": _product(heads, query),
-        "KA": _sum(kv_rank, rope),
+        "QB": known_product(heads, query),
+        "KA": known_sum(kv_rank, rope),
         "KR": kv_rank,
-        "KB": _product(heads, _sum(nope, value)),
-        "OV": _product(heads, value),
+        "KB": known_product(heads, known_sum(nope, value)),
+        "OV": known_product(heads, value),
     }
     return {symbol: size for symbol, size in found.items() if size is not None}
-
-
-def _product(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left * right
-
-
-def _sum(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left + right
-
-
-def optional_roles(roles: tuple[TensorRole, ...], *names: str) -> tuple[TensorRole, ...]:
-    """Return the roles with those named made optional."""
-    return tuple(
-        TensorRole(name=role.name, shape=role.shape, when=OPTIONAL) if role.name in names else role
-        for role in roles
-    )

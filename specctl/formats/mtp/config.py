@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint.config_sections import TEXT_SECTIONS
-from specctl.formats.fields import Fields, ReaderFindings, root_fields
+from specctl.formats.fields import (
+    Fields,
+    ReaderFindings,
+    known_product,
+    known_sum,
+    root_fields,
+)
 from specctl.formats.model_types import EXPERT_FIELDS
 from specctl.formats.mtp.families import COUNT_FIELDS
 from specctl.formats.mtp.part import MtpPart
@@ -140,8 +146,8 @@ def _attention_sizes(text: Fields, hidden: int | None) -> dict[str, int | None]:
     if dim is None and hidden is not None and heads is not None and hidden % heads == 0:
         dim = hidden // heads
     return {
-        "Q": _product(heads, dim),
-        "KV": _product(kv_heads or heads, dim),
+        "Q": known_product(heads, dim),
+        "KV": known_product(kv_heads or heads, dim),
         "P": dim,
         **_latent_sizes(text, heads),
     }
@@ -153,11 +159,11 @@ def _latent_sizes(text: Fields, heads: int | None) -> dict[str, int | None]:
     rank, nope = text.integer("kv_lora_rank"), text.integer("qk_nope_head_dim")
     rotary, value = text.integer("qk_rope_head_dim"), text.integer("v_head_dim")
     return {
-        "Q": _product(heads, _sum(nope, rotary)),
+        "Q": known_product(heads, known_sum(nope, rotary)),
         "KVr": rank,
-        "KVa": _sum(rank, rotary),
-        "KVb": _product(heads, _sum(nope, value)),
-        "Vo": _product(heads, value),
+        "KVa": known_sum(rank, rotary),
+        "KVb": known_product(heads, known_sum(nope, value)),
+        "Vo": known_product(heads, value),
         "Qr": text.integer("q_lora_rank"),
     }
 
@@ -165,14 +171,6 @@ def _latent_sizes(text: Fields, heads: int | None) -> dict[str, int | None]:
 def _first(fields: Fields, *keys: str) -> int | None:
     key = next((key for key in keys if fields.has(key)), None)
     return None if key is None else fields.integer(key)
-
-
-def _product(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left * right
-
-
-def _sum(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left + right
 
 
 def with_count(config: Mapping[str, object], pointer: str, count: int) -> dict[str, object]:
