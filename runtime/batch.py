@@ -173,7 +173,11 @@ class RoundRequests:
             does not hold are 0, and so are all of padding.
         positions_BW: int64, lengths_B + 0..W - 1.
         kv_slots_BW: int64, flat KV slots of these positions; in block 0 where a request holds none.
+        positions_WB: int64, `positions_BW` place by place, for steps of one row a request.
+        kv_slots_WB: int64, `kv_slots_BW` place by place.
+        ids_target_BW: int64, the newest id, and behind it the room that drafts are written to.
         row_request_BW: int32, index of the request.
+        row_request_B: int32, 0..B - 1.
         max_length: bound of every position + 1 in this round (host value).
         layout: of the rows to verify; None where every request has W of them. With a layout
             `block_tables_BT` has one row more, the padding rows'.
@@ -190,12 +194,41 @@ class RoundRequests:
     block_tables_BT: torch.Tensor
     positions_BW: torch.Tensor
     kv_slots_BW: torch.Tensor
+    positions_WB: torch.Tensor
+    kv_slots_WB: torch.Tensor
+    ids_target_BW: torch.Tensor
     row_request_BW: torch.Tensor
+    row_request_B: torch.Tensor
     max_length: int
     layout: PackedLayout | None = None
     sampling: RoundSampling | None = None
     laws: RoundLaws | None = None
     arrivals_X: torch.Tensor | None = None
+
+    @property
+    def drafts_BG(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
+        """Where the drafts of the round are written; G = W - 1."""
+        return self.ids_target_BW[:, 1:]
+
+    def step(self, ids_target_B: torch.Tensor, *, place: int) -> PreparedBatch:
+        """Return one row of each request.
+
+        Args:
+            ids_target_B: int64, contiguous.
+            place: of the row, counted from the newest token, below W.
+
+        Sync: none; the rows of a padding request write to block 0.
+        """
+        return PreparedBatch(
+            ids_target_N=ids_target_B,
+            positions_N=self.positions_WB[place],
+            slots_N=self.kv_slots_WB[place],
+            row_request_N=self.row_request_B,
+            block_tables_BT=self.block_tables_BT,
+            max_length=self.max_length,
+            rows_per_request=1,
+            arrivals_X=self.arrivals_X,
+        )
 
     def batch(self, ids_target_BC: torch.Tensor, *, first: int = 0) -> PreparedBatch:
         """Return C rows of each request at consecutive positions, request by request.
@@ -220,15 +253,14 @@ class RoundRequests:
             arrivals_X=self.arrivals_X,
         )
 
-    def verify_batch(self, ids_target_BW: torch.Tensor) -> PreparedBatch:
+    def verify_batch(self) -> PreparedBatch:
         """Return the rows that the target verifies: all W of each request, or the packed ones.
 
-        Args:
-            ids_target_BW: int64, newest token and drafts.
+        Their ids are `ids_target_BW`, drafts written.
 
         Sync: none; padding rows write to block 0.
         """
-        dense, layout = self.batch(ids_target_BW), self.layout
+        dense, layout = self.batch(self.ids_target_BW), self.layout
         if layout is None:
             return dense
         cells_N, is_padding_N = layout.cells_N, layout.is_padding_N
@@ -305,8 +337,8 @@ class RoundDraft(Protocol):
     def needs_final_hidden(self) -> bool:
         """Whether `observe_round` needs the target's final-normed states."""
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts]: the drafts that `propose` would make.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Write target ids to `requests.drafts_BG`: the drafts that `propose` would make.
 
         Sync: none.
         """

@@ -21,7 +21,7 @@ import torch
 from runtime.batch import PreparedBatch
 from runtime.kernels import RowNorm, Stream
 from runtime.kernels.aot_cases import MODELS, ModelShapes
-from runtime.kernels.cuda import accept, attention, device, fused_linear, head, round, stream
+from runtime.kernels.cuda import attention, device, fused_linear, head, round, stream
 from runtime.kernels.fused_table import FusedConfig
 from runtime.kernels.gemm_table import GemmConfig
 from runtime.kernels.row_tiles import RowTile
@@ -137,14 +137,11 @@ class Step:
         chosen = ids
         if "head" not in skipped:
             own = RowNorm(weight_D=self.norm, eps=_EPS)
-            chosen, _ = head.launch_head_argmax(
-                made.residual_MD, self.embedding, own, config=tiles.head
-            )
+            chosen, _ = head.launch_head_argmax(made, self.embedding, own, config=tiles.head)
         choices = chosen.view(self.num_requests, self.width)
-        num_accepted, _ = accept.launch_accept(choices[:, 1:], choices, self.num_drafts)
-        round.launch_commit_round(
-            self.slots, rows.lengths_B, choices, num_accepted,
-            lengths_S=self.sink, newest_ids_target_S=self.sink,
+        round.launch_finish_round(
+            self.slots, rows.lengths_B, choices[:, 1:], choices, self.num_drafts, self.slots,
+            num_rows=ids.shape[0], lengths_S=self.sink, newest_ids_target_S=self.sink,
             output_BX=self.output,
         )  # fmt: skip
 

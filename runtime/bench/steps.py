@@ -63,9 +63,9 @@ class _Recorder:
         self.aux_layer_ids = draft.aux_layer_ids
         self.needs_final_hidden = draft.needs_final_hidden
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return the draft's own drafts."""
-        return self.draft.draft_round(requests, num_drafts)
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft as the draft does."""
+        self.draft.draft_round(requests)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Remember the states and hand them on."""
@@ -79,9 +79,9 @@ class _RepeatingDraft:
     aux_layer_ids: tuple[int, ...] = ()
     needs_final_hidden = False
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return the newest token again and again."""
-        return requests.newest_ids_target_B[:, None].repeat(1, num_drafts)
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft the newest token again and again."""
+        requests.drafts_BG.copy_(requests.newest_ids_target_B[:, None])
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Nothing to learn."""
@@ -158,11 +158,11 @@ class _Bench:
 
         def run_target() -> torch.Tensor:
             output = self.target.forward(states.batch, self.target_kv, draft.aux_layer_ids)
-            return self.target.greedy_ids(output.hidden_ND)
+            return self.target.greedy_ids(output.head_rows)
 
         def run_draft() -> None:
             requests = self.state.requests(self.shape)
-            draft.draft_round(requests, self.shape.num_drafts)
+            draft.draft_round(requests)
             draft.observe_round(requests, states)
 
         found: dict[StepName, Step] = {forward: run_target}

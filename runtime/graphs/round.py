@@ -35,13 +35,12 @@ from runtime.batch import (
 from runtime.graphs.prefill import PrefillShape, PrefillState
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundShape, RoundState
-from runtime.kernels.accept import accept
 from runtime.kernels.draw import draw_accepted, draw_tokens
 from runtime.kernels.law import MASKED, comparable
 from runtime.kernels.masks import row_faults, unpack_mask
 from runtime.kernels.noise import TOKEN_DRAW
 from runtime.kv import KVLayer
-from runtime.models import TargetModel
+from runtime.models import TargetModel, TargetOutput
 
 
 class LengthSchedule(Protocol):
@@ -102,12 +101,12 @@ class DeviceRound:
         """Whether the draft may have fewer drafts than a round has room for."""
         return isinstance(self.draft, SparseDraft)
 
-    def draft_phase(self, shape: RoundShape) -> torch.Tensor:
-        """Run the draft phase of `run` alone, to time it; returns its drafts [B, G].
+    def draft_phase(self, shape: RoundShape) -> None:
+        """Run the draft phase of `run` alone, to time it.
 
         Sync: none (CUDA).
         """
-        return self.draft.draft_round(self.state.requests(shape), shape.num_drafts)
+        self.draft.draft_round(self.state.requests(shape))
 
     def run(self, shape: RoundShape) -> None:
         """Run one round of the requests in `state.slots_B[:shape.batch]`.
@@ -121,12 +120,13 @@ class DeviceRound:
         """
         if not shape.is_split:
             requests = self.state.requests(shape)
-            self._verify(shape, requests, self.draft.draft_round(requests, shape.num_drafts))
+            self.draft.draft_round(requests)
+            self._verify(shape, requests)
             return
         assert self.split is not None, "a split round has a state of its own"
         requests = self.split.requests(shape)
-        drafts_BG = self.split.drafts(shape, requests.laws)
-        self._verify(shape, requests, drafts_BG, self.split.words(shape))
+        self.split.restore(shape, requests)
+        self._verify(shape, requests, self.split.words(shape))
 
     def run_drafts(self, shape: RoundShape) -> None:
         """Run the first half of a split round: its drafts are in `split.drafts_BG`.
@@ -135,8 +135,8 @@ class DeviceRound:
         """
         assert self.split is not None, "a split round has a state of its own"
         requests = self.split.requests(shape)
-        drafts_BG = self.draft.draft_round(requests, shape.num_drafts)
-        self.split.keep(shape, drafts_BG, requests.laws)
+        self.draft.draft_round(requests)
+        self.split.keep(shape, requests)
 
     def run_prefill(self, shape: PrefillShape) -> None:
         """Run the rows of the request that was written to `prefill`; its token is in the output.
@@ -171,10 +171,9 @@ class DeviceRound:
         self,
         shape: RoundShape,
         requests: RoundRequests,
-        drafts_BG: torch.Tensor,
         words_NX: torch.Tensor | None = None,
     ) -> None:
-        """Run everything of a round that comes after its drafts.
+        """Run everything of a round that comes after its drafts, which are in `requests`.
 
         Sync: none (CUDA).
         """
@@ -184,19 +183,16 @@ class DeviceRound:
             num_drafts_B = torch.minimum(requests.num_drafts_B, found_B)
             requests = replace(requests, num_drafts_B=num_drafts_B)
             state.num_counted_B[: shape.batch].copy_(num_drafts_B)
-        ids_BW = requests.newest_ids_target_B[:, None]
-        if shape.num_drafts:
-            ids_BW = torch.cat([ids_BW, drafts_BG], dim=1)
-        batch = requests.verify_batch(ids_BW)
+        batch = requests.verify_batch()
         output = self.target.forward(batch, self.target_kv, self.draft.aux_layer_ids)
-        chosen_N, faults_N = self._choose(requests, batch, output.hidden_ND, drafts_BG, words_NX)
+        chosen_N, faults_N = self._choose(requests, batch, output, words_NX)
         chosen_BW = requests.per_request(chosen_N)
         num_drafts_B = requests.num_drafts_B
         if self.forced is not None:
             num_drafts_B = self.forced.accepted(requests.slots_B, requests.lengths_B, num_drafts_B)
-            chosen_BW = self.forced.choose(drafts_BG, chosen_BW, num_drafts_B)
+            chosen_BW = self.forced.choose(requests.drafts_BG, chosen_BW, num_drafts_B)
             chosen_N = packed(chosen_BW)
-        num_accepted_B, _ = accept(drafts_BG, chosen_BW, num_drafts_B)
+        end = state.finish(shape, requests, chosen_BW, num_drafts_B)
         self.draft.observe_round(
             requests,
             RoundStates(
@@ -204,10 +200,9 @@ class DeviceRound:
                 next_ids_target_N=chosen_N,
                 aux_hidden_NA=output.aux_hidden_NA,
                 final_hidden_ND=self._final_states(output.hidden_ND),
-                last_rows_B=state.last_rows(shape, requests, num_accepted_B),
+                last_rows_B=end.last_rows_B,
             ),
         )
-        state.commit(requests, chosen_BW, num_accepted_B)
         if faults_N is not None:
             told_BW = state.output_BX[: shape.batch, 1 : shape.width + 1]
             faults_BW = requests.per_request(faults_N)
@@ -222,8 +217,7 @@ class DeviceRound:
         self,
         requests: RoundRequests,
         batch: PreparedBatch,
-        hidden_ND: torch.Tensor,
-        drafts_BG: torch.Tensor,
+        output: TargetOutput,
         words_NX: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the token at each row and, with masks, its fault: int64 [N] each.
@@ -235,7 +229,8 @@ class DeviceRound:
         sampling = requests.sampling
         if sampling is None:
             assert words_NX is None, "rows with masks need logits"
-            return self.target.greedy_ids(hidden_ND), None
+            return self.target.greedy_ids(output.head_rows), None
+        hidden_ND, drafts_BG = output.hidden_ND, requests.drafts_BG
         # Padding rows of a packed round are those of one request more.
         request_N = batch.row_request_N.long().clamp(max=sampling.is_sampled_B.shape[0] - 1)
         position_N = batch.positions_N + 1

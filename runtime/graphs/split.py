@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.batch import RoundKind, RoundLaws, RoundRequests
+from runtime.batch import RoundKind, RoundRequests
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.masks import num_mask_words
 
@@ -93,14 +93,15 @@ class SplitState:
         """
         return self._state.requests_in(shape, self.slots_B, self.num_drafts_B)
 
-    def keep(self, shape: RoundShape, drafts_BG: torch.Tensor, laws: RoundLaws | None) -> None:
-        """Keep what the first half made.
+    def keep(self, shape: RoundShape, requests: RoundRequests) -> None:
+        """Keep the drafts that the first half made, and their laws.
 
         Laws get tensors of their own on the first run of a shape, which is never a captured one.
 
         Sync: none.
         """
-        self.drafts_BG[: shape.batch, : shape.num_drafts].copy_(drafts_BG)
+        self.drafts_BG[: shape.batch, : shape.num_drafts].copy_(requests.drafts_BG)
+        laws = requests.laws
         if laws is None or not laws.log_q:
             return
         log_q_BGR, map_R = torch.stack(laws.log_q, dim=1), laws.maps[0]
@@ -110,16 +111,16 @@ class SplitState:
         kept_BGR.copy_(log_q_BGR)
         kept_R.copy_(map_R)
 
-    def drafts(self, shape: RoundShape, laws: RoundLaws | None) -> torch.Tensor:
-        """Return int64 [B, G]: the drafts that were kept; their laws are added to `laws`.
+    def restore(self, shape: RoundShape, requests: RoundRequests) -> None:
+        """Give the requests of the second half the drafts that were kept, and their laws.
 
         Sync: none.
         """
+        requests.drafts_BG.copy_(self.drafts_BG[: shape.batch, : shape.num_drafts])
         kept = self._laws.get(shape.batch)
-        if laws is not None and kept is not None:
+        if requests.laws is not None and kept is not None:
             for log_q_BR in kept[0].unbind(dim=1):
-                laws.add(log_q_BR, kept[1])
-        return self.drafts_BG[: shape.batch, : shape.num_drafts]
+                requests.laws.add(log_q_BR, kept[1])
 
     def words(self, shape: RoundShape) -> torch.Tensor:
         """Return int32 [N, X], the mask of each verified row.

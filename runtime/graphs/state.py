@@ -17,7 +17,7 @@ import torch
 
 from runtime.batch import PackedLayout, RoundKind, RoundLaws, RoundRequests
 from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
-from runtime.kernels.round import commit_round, prepare_round
+from runtime.kernels.round import RoundEnd, finish_round, prepare_round
 
 _NUM_ARRIVALS = 1 << 16  # programs of one attention launch that share rows; more bring their own
 
@@ -79,11 +79,13 @@ class RoundConstants:
 
     Args:
         row_request_BW: int32, b in row b.
+        row_request_B: int32, 0..B - 1.
         first_rows_B: int64, row of each request's newest token in a dense round.
         rows_N: int64, 0..N - 1, of a ragged round.
     """
 
     row_request_BW: torch.Tensor
+    row_request_B: torch.Tensor
     first_rows_B: torch.Tensor
     rows_N: torch.Tensor
 
@@ -152,6 +154,7 @@ class RoundState:
             requests_B = torch.arange(shape.batch, device=self.device)
             found = self._constants[key] = RoundConstants(
                 row_request_BW=requests_B.to(torch.int32)[:, None].repeat(1, shape.width),
+                row_request_B=requests_B.to(torch.int32),
                 first_rows_B=requests_B * shape.width,
                 rows_N=torch.arange(shape.num_rows, device=self.device),
             )
@@ -245,7 +248,11 @@ class RoundState:
             block_tables_BT=rows.block_tables_BT,
             positions_BW=rows.positions_BW[:count],
             kv_slots_BW=rows.kv_slots_BW[:count],
+            positions_WB=rows.positions_WB[:, :count],
+            kv_slots_WB=rows.kv_slots_WB[:, :count],
+            ids_target_BW=rows.ids_target_BW[:count],
             row_request_BW=constants.row_request_BW,
+            row_request_B=constants.row_request_B,
             max_length=shape.context,
             layout=self._layout(shape) if is_packed else None,
             sampling=None
@@ -256,18 +263,6 @@ class RoundState:
             arrivals_X=self.arrivals_X,
             laws=RoundLaws() if shape.kind == "rejection" else None,
         )
-
-    def last_rows(
-        self, shape: RoundShape, requests: RoundRequests, num_accepted_B: torch.Tensor
-    ) -> torch.Tensor:
-        """Return int64 [B], the verified row of each request's newest final position.
-
-        Sync: none.
-        """
-        if requests.layout is None:
-            return self.constants(shape).first_rows_B + num_accepted_B
-        last_B = requests.layout.first_rows_B + num_accepted_B
-        return last_B.clamp(max=shape.num_rows - 1)
 
     def _layout(self, shape: RoundShape) -> PackedLayout:
         """Pack each request's own rows one after the other.
@@ -293,23 +288,32 @@ class RoundState:
             rows_BW=(first_rows_B[:, None] + offsets_W).clamp(max=last),
         )
 
-    def commit(
-        self, requests: RoundRequests, chosen_BW: torch.Tensor, num_accepted_B: torch.Tensor
-    ) -> None:
-        """Advance the requests by what a round commits and write its output.
+    def finish(
+        self,
+        shape: RoundShape,
+        requests: RoundRequests,
+        chosen_BW: torch.Tensor,
+        num_drafts_B: torch.Tensor,
+    ) -> RoundEnd:
+        """Accept drafts, advance the requests by what the round commits, and write its output.
 
         Args:
-            requests: as they stood before the round.
+            shape: of the round.
+            requests: as they stood before the round, their drafts written.
             chosen_BW: int64 target ids, the target's choice at each row.
-            num_accepted_B: int64, accepted drafts; the choices up to that row are committed.
+            num_drafts_B: int64, drafts that may be accepted.
 
         Sync: none.
         """
-        commit_round(
+        layout = requests.layout
+        return finish_round(
             requests.slots_B,
             requests.lengths_B,
+            requests.drafts_BG,
             chosen_BW,
-            num_accepted_B,
+            num_drafts_B,
+            self.constants(shape).first_rows_B if layout is None else layout.first_rows_B,
+            num_rows=shape.num_rows,
             lengths_S=self.lengths_S,
             newest_ids_target_S=self.newest_ids_target_S,
             output_BX=self.output_BX,

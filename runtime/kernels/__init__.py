@@ -9,7 +9,7 @@ from runtime.kernels.activation import silu_and_mul
 from runtime.kernels.attention import attend_new_rows, paged_attention
 from runtime.kernels.embedding import embed
 from runtime.kernels.fused_linear import interleave, residual_linear, scaled_linear
-from runtime.kernels.head import head_argmax, head_logits
+from runtime.kernels.head import HeadRows, head_argmax, head_logits, logits_argmax, plain_rows
 from runtime.kernels.head_rows import head_rows_argmax
 from runtime.kernels.joined_linear import RowHalf, joined_linear
 from runtime.kernels.kv_write import write_kv
@@ -21,10 +21,12 @@ from runtime.kernels.probe import (
     row_invariance_probe,
 )
 from runtime.kernels.rope import apply_rope
+from runtime.kernels.row_copies import keep_rows, side_by_side, take_rows
 from runtime.kernels.stream import Stream, embed_stream, enter_stream
 
 __all__ = [
     "HeadNorms",
+    "HeadRows",
     "RowHalf",
     "RowInvariance",
     "RowNorm",
@@ -42,12 +44,17 @@ __all__ = [
     "head_rows_argmax",
     "interleave",
     "joined_linear",
+    "keep_rows",
     "linear",
+    "logits_argmax",
     "paged_attention",
+    "plain_rows",
     "residual_linear",
     "rms_norm",
     "row_invariance_probe",
     "scaled_linear",
+    "side_by_side",
     "silu_and_mul",
+    "take_rows",
     "write_kv",
 ]

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 
 from runtime.kernels import aot_cases
 from runtime.kernels.aot_cases import KernelCase
-from runtime.kernels.aot_lookup import lookup_cases
+from runtime.kernels.aot_rounds import round_cases
 from runtime.kernels.cuda import rope, sample
 
 SHARED_LIMIT_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -43,6 +43,8 @@ _INT64 = frozenset(
         "windows_ptr",
         "slots_ptr",
         "out_id_ptr",
+        "names_ptr",
+        "copy_ptr",
         "ids_ptr",
         "first_ids_ptr",
         "second_ids_ptr",
@@ -63,6 +65,13 @@ _INT64 = frozenset(
         "kv_slots_ptr",
         "output_ptr",
         "found_ptr",
+        "place_positions_ptr",
+        "place_kv_slots_ptr",
+        "round_ids_ptr",
+        "first_rows_ptr",
+        "last_rows_ptr",
+        "from_ptr",
+        "to_ptr",
     }
 )
 _INT32 = frozenset(
@@ -87,6 +96,7 @@ _FLOAT32 = frozenset(
         "total_ptr",
         "squares_ptr",
         "scale_ptr",
+        "logits_ptr",
         "cos_sin_ptr",
     }
 )
@@ -101,8 +111,15 @@ _UNSPECIALISED = frozenset(
         "padding_slot",
         "stride_table",
         "stride_output",
+        "stride_copy",
+        "stride_place",
+        "stride_logits",
+        "stride_drafts",
+        "stride_chosen",
     }
 )
+
+_MANY = frozenset({"states_ptr"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +141,8 @@ class CompiledCase:
 
 
 def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
-    """Return every distinct case, in a fixed order: of models, then of prompt lookup."""
-    return (*aot_cases.kernel_cases(arch), *lookup_cases())
+    """Return every distinct case, in a fixed order: of models, then of rounds."""
+    return (*aot_cases.kernel_cases(arch), *round_cases(arch))
 
 
 def compile_case(case: KernelCase, arch: int) -> CompiledCase:
@@ -137,15 +154,23 @@ def compile_case(case: KernelCase, arch: int) -> CompiledCase:
     """
     kernel = case.kernel
     constants = dict(case.constants)
-    signature = {name: _argument_type(name, case) for name in kernel.arg_names}
-    for name in constants:
-        signature[name] = "constexpr"
+    signature: dict[str, str | tuple[str, ...]] = {
+        name: _argument_type(name, case) for name in kernel.arg_names
+    }
     index = {name: position for position, name in enumerate(kernel.arg_names)}
-    attributes = {
+    attributes: dict[tuple[int, ...], list[list[str | int]]] = {
         (index[name],): [["tt.divisibility", 16]]
         for name, kind in signature.items()
-        if kind.startswith("*") or (kind == "i32" and name not in _UNSPECIALISED)
+        if kind[0] == "*" or (kind == "i32" and name not in _UNSPECIALISED)
     }
+    for name in constants:
+        signature[name] = "constexpr"
+        attributes.pop((index[name],), None)
+    for name in _MANY & signature.keys():  # a tuple of pointers, each as aligned as any
+        count = constants["COUNT"]
+        signature[name] = (_argument_type(name, case),) * count
+        aligned = attributes.pop((index[name],))
+        attributes |= {(index[name], place): aligned for place in range(count)}
     source = ASTSource(
         fn=kernel,
         signature=signature,

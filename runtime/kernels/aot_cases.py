@@ -11,7 +11,6 @@ from typing import Any
 
 from runtime.batch import ROW_TILE_ROWS
 from runtime.kernels.cuda import (
-    accept,
     activation,
     attention,
     fused_linear,
@@ -26,7 +25,6 @@ from runtime.kernels.cuda import (
     sample,
     stream,
 )
-from runtime.kernels.cuda import round as round_ends
 from runtime.kernels.fused_table import FusedConfig, FusedOp, fused_config
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, gemm_config, head_config
 from runtime.kernels.row_tiles import RowTile, row_tile
@@ -148,19 +146,6 @@ def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
         for dtype in model.dtypes:
             for case in _model_cases(model, dtype, arch):
                 cases[case] = None
-    overlap = {"OVERLAP": arch >= 90}
-    for kernel, constants in (
-        (accept.accept_kernel, {**accept.accept_constants(_VERIFY_WIDTH), **overlap}),
-        (
-            round_ends.prepare_round_kernel,
-            {**round_ends.prepare_constants(_VERIFY_WIDTH, 16), **overlap},
-        ),
-        (
-            round_ends.commit_round_kernel,
-            {**round_ends.commit_constants(_VERIFY_WIDTH), **overlap},
-        ),
-    ):
-        cases[_case(kernel, "bf16", constants, num_warps=1)] = None
     for case in _sample_cases(arch):
         cases[case] = None
     return tuple(cases)
@@ -240,7 +225,9 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
                 num_warps=config.num_warps,
                 is_hot=dtype != "fp32",
             )
-    yield _case(head.head_pick_kernel, "fp32", {"BLOCK": head.PICK_BLOCK, "OVERLAP": arch >= 90})
+    for is_named in (False, True):
+        pick = head.pick_constants(is_named=is_named, is_copied=is_named)
+        yield _case(head.head_pick_kernel, "fp32", {**pick, "OVERLAP": arch >= 90})
     config = head_config(1, model.hidden_size, element_bytes=element_bytes, arch=arch)
     yield _case(
         normed_rows.row_scales_kernel, "fp32", normed_rows.row_scale_constants(model.hidden_size)
@@ -261,7 +248,8 @@ def _sample_cases(arch: int) -> Iterator[KernelCase]:
         overlap = {"OVERLAP": arch >= 90}
         tile = _case(sample.sample_tile_kernel, dtype, {**constants, **overlap})
         yield replace(tile, fuses_products=False)
-        yield _case(sample.sample_pick_kernel, dtype, {"BLOCK": sample.PICK_BLOCK, **overlap})
+        pick = sample.pick_constants(is_named=ids, is_copied=ids)
+        yield _case(sample.sample_pick_kernel, dtype, {**pick, **overlap})
 
 
 def _linear_cases(

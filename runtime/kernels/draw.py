@@ -52,36 +52,42 @@ def draw_tokens(
 
 
 def round_laws(
-    logits_MV: torch.Tensor, sampling: RoundSampling, request_M: torch.Tensor
+    logits_MV: torch.Tensor, sampling: RoundSampling, request_M: torch.Tensor | None
 ) -> torch.Tensor:
     """Return fp32 [M, V]: log weights of the law of each row; arguments as of `draw_tokens`.
 
+    Without `request_M` row b is request b's.
+
     Graph-safe: yes.
     """
-    law_MV = scale_rows(logits_MV, sampling.temperature_B.index_select(0, request_M))
+    law_MV = scale_rows(logits_MV, _of_rows(sampling.temperature_B, request_M))
     if not sampling.has_filters:
         return law_MV
     filters = FilterRows(
-        top_k_M=sampling.top_k_B.index_select(0, request_M),
-        log_min_p_M=sampling.log_min_p_B.index_select(0, request_M),
-        top_p_M=sampling.top_p_B.index_select(0, request_M),
+        top_k_M=_of_rows(sampling.top_k_B, request_M),
+        log_min_p_M=_of_rows(sampling.log_min_p_B, request_M),
+        top_p_M=_of_rows(sampling.top_p_B, request_M),
     )
     return filter_rows(law_MV, filters)
 
 
 def round_noise(
-    sampling: RoundSampling, request_M: torch.Tensor, position_M: torch.Tensor
+    sampling: RoundSampling, request_M: torch.Tensor | None, position_M: torch.Tensor
 ) -> NoiseRows:
-    """Return what names the draws of each row; arguments as of `draw_tokens`.
+    """Return what names the draws of each row; arguments as of `round_laws`.
 
     Graph-safe: yes.
     """
     return NoiseRows(
-        seed_low_M=sampling.seed_low_B.index_select(0, request_M),
-        seed_high_M=sampling.seed_high_B.index_select(0, request_M),
-        choice_index_M=sampling.choice_index_B.index_select(0, request_M),
+        seed_low_M=_of_rows(sampling.seed_low_B, request_M),
+        seed_high_M=_of_rows(sampling.seed_high_B, request_M),
+        choice_index_M=_of_rows(sampling.choice_index_B, request_M),
         position_M=position_M,
     )
+
+
+def _of_rows(column_B: torch.Tensor, request_M: torch.Tensor | None) -> torch.Tensor:
+    return column_B if request_M is None else column_B.index_select(0, request_M)
 
 
 def draw_accepted(

@@ -20,6 +20,8 @@ def sample(
     *,
     is_sampled_M: torch.Tensor | None = None,
     noise_ids_V: torch.Tensor | None = None,
+    names_V: torch.Tensor | None = None,
+    copy_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draw one column of each row.
 
@@ -30,9 +32,11 @@ def sample(
         kind: of the draw.
         is_sampled_M: bool; False takes the highest weight without noise. None: all True.
         noise_ids_V: int64, the id whose noise a column has; None: the column's number.
+        names_V: int64, what columns are called in the result; None: their numbers.
+        copy_M: int64 [M] with any stride, takes the result, too; None: nobody does.
 
     Returns:
-        int64 [M] columns.
+        int64 [M] columns, contiguous.
 
     Exactness: the noise and each sum depend on the row and the column alone.
     Graph-safe: yes (CUDA).
@@ -40,8 +44,17 @@ def sample(
     if weights_MV.is_cuda:
         from runtime.kernels.cuda.sample import launch_sample
 
-        return launch_sample(weights_MV, rows, kind, is_sampled_M, noise_ids_V)
-    return sample_twin(weights_MV, rows, kind, is_sampled_M=is_sampled_M, noise_ids_V=noise_ids_V)
+        return launch_sample(
+            weights_MV, rows, kind, is_sampled_M, noise_ids_V, names_V=names_V, copy_M=copy_M
+        )
+    columns_M = sample_twin(
+        weights_MV, rows, kind, is_sampled_M=is_sampled_M, noise_ids_V=noise_ids_V
+    )
+    if names_V is not None:
+        columns_M = names_V[columns_M]
+    if copy_M is not None:
+        copy_M.copy_(columns_M)
+    return columns_M
 
 
 def sample_twin(
@@ -52,7 +65,7 @@ def sample_twin(
     is_sampled_M: torch.Tensor | None = None,
     noise_ids_V: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute `sample` with torch."""
+    """Compute `sample` without names with torch."""
     count = weights_MV.shape[1]
     noise_MV = gumbel_noise(rows, count, kind, ids_R=noise_ids_V)
     if is_sampled_M is not None:

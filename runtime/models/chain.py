@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import RowNorm
+from runtime.kernels import HeadRows, RowNorm, Stream
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.vocabulary import VocabEmbedding, VocabHead
 from specctl.contract.manifest import Draft
@@ -26,17 +26,17 @@ class DraftHidden:
     Args:
         feedback_NH: what the next row of a chain takes as its state.
         head_input_NH: what `logits` and `propose_ids` read.
+        stream: `head_input_NH` at `head_norm`, as the last layer wrote it; None: it came alone.
     """
 
     feedback_NH: torch.Tensor
     head_input_NH: torch.Tensor
+    stream: Stream | None = None
 
-    def rows(self, index_M: torch.Tensor) -> DraftHidden:
-        """Return both readings of the rows that `index_M` picks; one tensor stays one."""
-        feedback_MH = self.feedback_NH[index_M]
-        if self.head_input_NH is self.feedback_NH:
-            return DraftHidden(feedback_NH=feedback_MH, head_input_NH=feedback_MH)
-        return DraftHidden(feedback_NH=feedback_MH, head_input_NH=self.head_input_NH[index_M])
+    @property
+    def head_rows(self) -> HeadRows:
+        """What the head reads: the same logits either way, and one launch less from a stream."""
+        return self.head_input_NH if self.stream is None else self.stream
 
 
 class ChainDraft(Protocol):
@@ -85,11 +85,16 @@ class ChainDraft(Protocol):
     ) -> DraftHidden:
         """Run the draft on rows whose ids are the token after the one that the state is of."""
 
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, head_input_MH: HeadRows) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""
 
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]: the best draft id of each row, mapped."""
+    def propose_ids(
+        self, head_input_MH: HeadRows, copy_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped.
+
+        `copy_M`, with any stride, takes them, too.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -130,10 +135,14 @@ class ChainModel:
         """Context that the draft was made for; rows beyond it compute but are not meant."""
         return self.facts.decoder.max_position_embeddings
 
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, head_input_MH: HeadRows) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""
         return self.head.logits(head_input_MH, self.head_norm)
 
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]: the best draft id of each row, mapped."""
-        return self.draft_to_target_R[self.head.argmax(head_input_MH, self.head_norm)]
+    def propose_ids(
+        self, head_input_MH: HeadRows, copy_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped; `copy_M`, too."""
+        return self.head.argmax(
+            head_input_MH, self.head_norm, names_V=self.draft_to_target_R, copy_N=copy_M
+        )

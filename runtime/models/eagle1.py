@@ -195,7 +195,8 @@ class Eagle1Model(ChainModel):
         for layer, cache, next_norm in zip(self.layers, kv[1:], norms[1:], strict=True):
             stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
         raw = stream.residual_MD
-        return DraftHidden(feedback_NH=raw, head_input_NH=raw)
+        is_normed = self.norm_H is not None
+        return DraftHidden(feedback_NH=raw, head_input_NH=raw, stream=stream if is_normed else None)
 
     @property
     def has_one_reading(self) -> bool:

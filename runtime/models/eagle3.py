@@ -244,7 +244,7 @@ class Eagle3Model(ChainModel):
             stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
         raw = stream.residual_MD
         if not self.facts.has_norm_output:
-            return DraftHidden(feedback_NH=raw, head_input_NH=raw)
+            return DraftHidden(feedback_NH=raw, head_input_NH=raw, stream=stream)
         normed = rms_norm(raw, self.norm_H, self.facts.decoder.rms_norm_eps)
         return DraftHidden(feedback_NH=normed, head_input_NH=normed)
 

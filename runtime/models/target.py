@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import RowNorm, enter_stream, rms_norm
+from runtime.kernels import HeadRows, RowNorm, Stream, enter_stream, rms_norm, side_by_side
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers import DecoderLayer, TensorSource, decoder_rope_table, layer_source
 from runtime.models.support import decoder_problems
@@ -34,10 +34,17 @@ class TargetOutput:
         hidden_ND: the residual stream after the last layer, input of the head, which norms it;
             `final_states` norms it for others.
         aux_hidden_NA: [N, len(ids) * D] in the order of the ids asked for; None when none were.
+        stream: `hidden_ND` at the final norm, as the last layer wrote it; None: it came alone.
     """
 
     hidden_ND: torch.Tensor
     aux_hidden_NA: torch.Tensor | None
+    stream: Stream | None = None
+
+    @property
+    def head_rows(self) -> HeadRows:
+        """What the head reads: the same logits either way, and one launch less from a stream."""
+        return self.hidden_ND if self.stream is None else self.stream
 
 
 def target_problems(target: Target) -> list[Diagnostic]:
@@ -53,10 +60,12 @@ class StageStates:
         residual_ND: the residual stream after the stage's last layer.
         captured: layer id -> residual stream [N, D] after that layer, of the ids asked for so far;
             -1 is the embedding output.
+        stream: `residual_ND` at the final norm where the stage has that; a hand-off drops it.
     """
 
     residual_ND: torch.Tensor
     captured: Mapping[int, torch.Tensor]
+    stream: Stream | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -236,14 +245,19 @@ class TargetModel:
                 captured[index] = stream.residual_MD
             if on_layer is not None:
                 on_layer(index)
-        return StageStates(residual_ND=stream.residual_MD, captured=captured)
+        return StageStates(
+            residual_ND=stream.residual_MD,
+            captured=captured,
+            stream=None if self.norm_D is None else stream,
+        )
 
     def finish(self, states: StageStates, aux_layer_ids: tuple[int, ...] = ()) -> TargetOutput:
         """Return the output of a forward from the last stage's states."""
         captured = [states.captured[index] for index in aux_layer_ids]
         return TargetOutput(
             hidden_ND=states.residual_ND,
-            aux_hidden_NA=torch.cat(captured, dim=1) if captured else None,
+            aux_hidden_NA=side_by_side(captured) if captured else None,
+            stream=states.stream,
         )
 
     def final_states(self, hidden_MD: torch.Tensor) -> torch.Tensor:
@@ -257,8 +271,11 @@ class TargetModel:
         padding = self.facts.vocab_size - self.num_reachable_ids
         return torch.nn.functional.pad(logits, (0, padding), value=float("-inf"))
 
-    def greedy_ids(self, hidden_MD: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]: the argmax of `logits`, lowest id on a tie, same bits."""
+    def greedy_ids(self, hidden_MD: HeadRows) -> torch.Tensor:
+        """Return int64 target ids [M]: the argmax of `logits`, lowest id on a tie, same bits.
+
+        A stream is one at the final norm.
+        """
         return self._last_head.argmax(hidden_MD, self._last_norm)
 
     @property

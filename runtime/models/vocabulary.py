@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels import (
+    HeadRows,
     RowHalf,
     RowNorm,
     embed,
@@ -20,6 +21,7 @@ from runtime.kernels import (
     enter_stream,
     head_argmax,
     head_logits,
+    plain_rows,
 )
 from runtime.kernels.stream import Stream
 from runtime.parallel.ranks import Ranks, choose_highest, gather_columns
@@ -91,7 +93,7 @@ class VocabHead:
         """Rows of this rank whose ids can be chosen: what products multiply."""
         return self.weight_RD[: max(0, self.num_ids - self.first_id)]
 
-    def logits(self, hidden_ND: torch.Tensor, norm: RowNorm | None = None) -> torch.Tensor:
+    def logits(self, hidden_ND: HeadRows, norm: RowNorm | None = None) -> torch.Tensor:
         """Return fp32 [N, num_ids] over all ranks; `norm` is of the rows before the product."""
         rows = self.reachable_rows
         if self.ranks.size == 1:
@@ -100,24 +102,45 @@ class VocabHead:
         local = torch.nn.functional.pad(_logits(hidden_ND, rows, norm), (0, missing))
         return gather_columns(self.ranks, local)[:, : self.num_ids]
 
-    def argmax(self, hidden_ND: torch.Tensor, norm: RowNorm | None = None) -> torch.Tensor:
-        """Return int64 [N]: the id with the highest of `logits`, the lowest among equals."""
+    def argmax(
+        self,
+        hidden_ND: HeadRows,
+        norm: RowNorm | None = None,
+        *,
+        names_V: torch.Tensor | None = None,
+        copy_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return int64 [N]: the id with the highest of `logits`, the lowest among equals.
+
+        Args:
+            hidden_ND: rows, or their stream at `norm`.
+            norm: of the rows before the product.
+            names_V: int64, what ids are called elsewhere; None: their numbers.
+            copy_N: int64 with any stride, takes the result, too.
+        """
         rows = self.reachable_rows
         if self.ranks.size == 1:
-            return head_argmax(hidden_ND, rows, norm)[0]
+            return head_argmax(hidden_ND, rows, norm, names_V=names_V, copy_M=copy_N)[0]
         if rows.shape[0]:
             ids, values = head_argmax(hidden_ND, rows, norm)
             ids = ids + self.first_id
         else:
-            ids = torch.full_like(hidden_ND[:, 0], 0, dtype=torch.int64) + _NO_ID
-            values = hidden_ND.new_full((hidden_ND.shape[0],), float("-inf"), dtype=torch.float32)
-        return choose_highest(self.ranks, values, ids)
+            plain = plain_rows(hidden_ND)
+            ids = torch.full_like(plain[:, 0], 0, dtype=torch.int64) + _NO_ID
+            values = plain.new_full((plain.shape[0],), float("-inf"), dtype=torch.float32)
+        ids = choose_highest(self.ranks, values, ids)
+        if names_V is not None:
+            ids = names_V[ids]
+        if copy_N is not None:
+            copy_N.copy_(ids)
+        return ids
 
 
-def _logits(hidden_ND: torch.Tensor, rows: torch.Tensor, norm: RowNorm | None) -> torch.Tensor:
+def _logits(hidden_ND: HeadRows, rows: torch.Tensor, norm: RowNorm | None) -> torch.Tensor:
     if rows.shape[0]:
         return head_logits(hidden_ND, rows, norm)
-    return hidden_ND.new_empty((hidden_ND.shape[0], 0), dtype=torch.float32)
+    plain = plain_rows(hidden_ND)
+    return plain.new_empty((plain.shape[0], 0), dtype=torch.float32)
 
 
 def pick_rows(head: VocabHead, ids_R: torch.Tensor, ranks: Ranks) -> VocabHead:

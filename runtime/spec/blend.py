@@ -75,16 +75,20 @@ class BlendedProposer:
         self.inner.observe(observation)
         self._table.load(observation.views)
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft as the draft does, with ids replaced; see `RoundDraft`.
 
         Sync: none.
         """
         # Replaced ids were not drawn from the draft's laws: no law is handed over.
-        own_BG = self.inner.draft_round(_without_laws(requests), num_drafts)
-        if num_drafts == 0:
-            return own_BG
-        return self._table.drafts(requests.slots_B, requests.lengths_B, own_BG, num_drafts)
+        self.inner.draft_round(_without_laws(requests))
+        drafts_BG = requests.drafts_BG
+        if drafts_BG.shape[1]:
+            drafts_BG.copy_(
+                self._table.drafts(
+                    requests.slots_B, requests.lengths_B, drafts_BG, drafts_BG.shape[1]
+                )
+            )
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Hand the states to the draft.

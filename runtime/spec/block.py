@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import RoundRequests, RoundStates
+from runtime.kernels import HeadRows, logits_argmax, plain_rows
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
 from runtime.spec.block_round import block_states, read_block
@@ -38,17 +39,17 @@ class _Chooser:
 
     draft_to_target_R: torch.Tensor
 
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, head_input_MH: HeadRows) -> torch.Tensor:
         """Return the input."""
-        return head_input_MH
+        return plain_rows(head_input_MH)
 
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+    def propose_ids(
+        self, head_input_MH: HeadRows, copy_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return int64 target ids [M]: the highest logit, the lowest draft id on a tie."""
-        count = head_input_MH.shape[1]
-        ids_R = torch.arange(count, device=head_input_MH.device)
-        is_best_MR = head_input_MH == head_input_MH.amax(dim=1, keepdim=True)
-        ids_draft_M = torch.where(is_best_MR, ids_R, count - 1).amin(dim=1)
-        return self.draft_to_target_R[ids_draft_M]
+        return logits_argmax(
+            plain_rows(head_input_MH), names_V=self.draft_to_target_R, copy_M=copy_M
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,16 +137,16 @@ class BlockProposer:
             ids_target_BG[self._index(active)] = self._read(blocks, hidden_NH, laws)
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft a block for every request; see `RoundDraft`.
 
         Sync: none.
         """
-        slots_B = requests.slots_B
+        slots_B, num_drafts = requests.slots_B, requests.drafts_BG.shape[1]
         if num_drafts == 0:
-            return slots_B.new_zeros((slots_B.shape[0], 0))
+            return
         hidden_BWH = block_states(self._model, self._kv, requests, num_drafts)
-        ids_target_BG, odds_BG = read_block(self._model, self._chooser, hidden_BWH, requests)
+        odds_BG = read_block(self._model, self._chooser, hidden_BWH, requests)
         if odds_BG is not None:
             known_BG = self.confidence_SG.index_select(0, slots_B)
             offset_G = torch.arange(num_drafts, device=self._device)
@@ -154,7 +155,6 @@ class BlockProposer:
                 is_draft_BG, torch.sigmoid(odds_BG), known_BG[:, :num_drafts]
             )
             self.confidence_SG.index_copy_(0, slots_B, known_BG)
-        return ids_target_BG
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Write the draft's keys and values of every row of a verify; see `RoundDraft`.

@@ -42,8 +42,8 @@ def block_states(
 
 def read_block(
     model: BlockModel, chooser: DraftHead, hidden_BWH: torch.Tensor, requests: RoundRequests
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Read the heads slot by slot, each fed the id before it.
+) -> torch.Tensor | None:
+    """Read the heads slot by slot, each fed the id before it; drafts are in `requests.drafts_BG`.
 
     Args:
         model: the draft.
@@ -52,14 +52,13 @@ def read_block(
         requests: of the round.
 
     Returns:
-        (int64 target ids [B, G], log odds [B, G] of the confidence head or None without one).
+        Log odds [B, G] of the confidence head, None without one.
 
     Sync: none.
     """
     num_requests, width, _ = hidden_BWH.shape
     previous_B = requests.newest_ids_target_B
     state_BM = None if model.markov is None else model.markov.initial_state(num_requests)
-    drafts: list[torch.Tensor] = []
     odds: list[torch.Tensor] = []
     for k in range(width):
         hidden_BH = hidden_BWH[:, k]
@@ -73,8 +72,9 @@ def read_block(
         if logits_BR is None:
             continue
         logits_BR = model.select(logits_BR, previous_B, hidden_BH)
-        previous_B = choose_round_drafts(chooser, logits_BR, requests, draft_index=len(drafts))
-        drafts.append(previous_B)
+        previous_B = choose_round_drafts(
+            chooser, logits_BR, requests, draft_index=k - model.first_slot
+        )
         if model.confidence is not None:
             odds.append(model.confidence.logits(hidden_BH, before_BM))
-    return torch.stack(drafts, dim=1), torch.stack(odds, dim=1) if odds else None
+    return torch.stack(odds, dim=1) if odds else None

@@ -127,23 +127,21 @@ class ChainProposer:
             hidden = self._model.forward(entries, state_NH, self._kv)
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft a chain for every request; see `RoundDraft`.
 
         Sync: none.
         """
-        slots_B = requests.slots_B
-        hidden = self._entries.newest(slots_B)
-        head = self._head(slots_B)
-        drafts: list[torch.Tensor] = []
-        while len(drafts) < num_drafts:
-            if drafts:
-                entries = requests.batch(drafts[-1][:, None], first=len(drafts) - 1)
-                hidden = self._model.forward(entries, hidden.feedback_NH, self._kv)
-            drafts.append(
-                choose_round_drafts(head, hidden.head_input_NH, requests, draft_index=len(drafts))
-            )
-        return torch.stack(drafts, dim=1) if drafts else slots_B.new_zeros((slots_B.shape[0], 0))
+        num_drafts = requests.drafts_BG.shape[1]
+        if num_drafts == 0:
+            return
+        hidden = self._entries.newest(requests.slots_B)
+        head = self._head(requests.slots_B)
+        ids_target_B = choose_round_drafts(head, hidden.head_rows, requests, draft_index=0)
+        for j in range(1, num_drafts):
+            entries = requests.step(ids_target_B, place=j - 1)
+            hidden = self._model.forward(entries, hidden.feedback_NH, self._kv)
+            ids_target_B = choose_round_drafts(head, hidden.head_rows, requests, draft_index=j)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Run the draft on every row of a verify; see `RoundDraft`.

@@ -16,6 +16,7 @@ import torch
 
 from runtime.batch import RoundRequests
 from runtime.kernels.draw import round_laws, round_noise
+from runtime.kernels.head import HeadRows
 from runtime.kernels.sample import sample
 from runtime.spec.host import on_device
 from runtime.spec.noise import DrawKind, draft_kind, noise_rows
@@ -30,11 +31,16 @@ class DraftHead(Protocol):
     def draft_to_target_R(self) -> torch.Tensor:  # noqa: N802 - an axis suffix
         """Absolute target id of each draft id, int64."""
 
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, head_input_MH: HeadRows) -> torch.Tensor:
         """Return fp32 logits [M, R] over draft ids."""
 
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]: the best draft id of each row, mapped."""
+    def propose_ids(
+        self, head_input_MH: HeadRows, copy_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return int64 target ids [M]: the best draft id of each row, mapped.
+
+        `copy_M`, with any stride, takes them, too.
+        """
 
 
 class DraftLaws:
@@ -115,9 +121,11 @@ def choose_drafts(
 
 
 def choose_round_drafts(
-    head: DraftHead, head_input_BH: torch.Tensor, requests: RoundRequests, *, draft_index: int
+    head: DraftHead, head_input_BH: HeadRows, requests: RoundRequests, *, draft_index: int
 ) -> torch.Tensor:
     """Return int64 target ids [B]: what `choose_drafts` chooses, inside a round on the device.
+
+    They are in their column of `requests.drafts_BG`, too.
 
     Args:
         head: of the draft.
@@ -127,22 +135,22 @@ def choose_round_drafts(
 
     Sync: none.
     """
-    sampling = requests.sampling
+    sampling, column_B = requests.sampling, requests.drafts_BG[:, draft_index]
     if sampling is None:
-        return head.propose_ids(head_input_BH)
+        return head.propose_ids(head_input_BH, column_B)
     map_R = head.draft_to_target_R
-    order_B = requests.row_request_BW[:, 0].long()
-    law_BR = round_laws(head.logits(head_input_BH), sampling, order_B)
+    law_BR = round_laws(head.logits(head_input_BH), sampling, None)
     if requests.laws is not None:
         requests.laws.add(law_BR, map_R)
-    columns_B = sample(
+    return sample(
         law_BR,
-        round_noise(sampling, order_B, requests.lengths_B + (1 + draft_index)),
+        round_noise(sampling, None, requests.positions_WB[1 + draft_index]),
         DrawKind.TOKEN if requests.laws is None else draft_kind(draft_index),
         is_sampled_M=sampling.is_sampled_B,
         noise_ids_V=map_R,
+        names_V=map_R,
+        copy_M=column_B,
     )
-    return map_R[columns_B]
 
 
 def _is_seeded(view: RequestView) -> bool:

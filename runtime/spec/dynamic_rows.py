@@ -27,11 +27,13 @@ import torch
 
 from runtime.batch import RoundRequests, RoundStates
 from runtime.kernels import (
+    HeadRows,
     RowNorm,
     head_argmax,
     head_logits,
     head_rows_argmax,
     linear,
+    plain_rows,
     rms_norm,
 )
 from runtime.spec.draft_choice import DraftHead
@@ -159,13 +161,18 @@ class _SlotHead:
         """Absolute target id of each draft id, int64."""
         return self.reduced.draft_to_target_R
 
-    def logits(self, head_input_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, head_input_MH: HeadRows) -> torch.Tensor:
         """Return fp32 logits [M, R] over the map: sampled drafts have no dynamic rows."""
         return self.reduced.logits(head_input_MH)
 
-    def propose_ids(self, head_input_MH: torch.Tensor) -> torch.Tensor:
-        """Return int64 target ids [M]."""
-        return self.rows.propose_ids(head_input_MH, self.slots_M)
+    def propose_ids(
+        self, head_input_MH: HeadRows, copy_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return int64 target ids [M]; `copy_M` takes them, too."""
+        ids_target_M = self.rows.propose_ids(head_input_MH, self.slots_M)
+        if copy_M is not None:
+            copy_M.copy_(ids_target_M)
+        return ids_target_M
 
 
 class DynamicRows:
@@ -205,23 +212,23 @@ class DynamicRows:
         """Return the head for rows that belong to these slots."""
         return _SlotHead(reduced=self._reduced, rows=self, slots_M=slots_M)
 
-    def propose_ids(self, head_input_MH: torch.Tensor, slots_M: torch.Tensor) -> torch.Tensor:
+    def propose_ids(self, head_input_MH: HeadRows, slots_M: torch.Tensor) -> torch.Tensor:
         """Return int64 target ids [M]: the best of the map's, the slot's own and the scored ids.
 
         Sync: none.
         """
-        norm = self._reduced.head_norm
-        ids_draft_M, logits_M = head_argmax(head_input_MH, self._reduced.head_RH, norm)
-        ids_target_M = self._reduced.draft_to_target_R[ids_draft_M]
+        norm, reduced = self._reduced.head_norm, self._reduced
+        ids_target_M, logits_M = head_argmax(
+            head_input_MH, reduced.head_RH, norm, names_V=reduced.draft_to_target_R
+        )
         named_ME = self._ids_target_SE.index_select(0, slots_M)
+        rows_MH = plain_rows(head_input_MH)
         if self._scorer is not None:
-            scored_MH = head_input_MH
+            scored_MH = rows_MH
             if norm is not None:
                 scored_MH = rms_norm(scored_MH, norm.weight_D, norm.eps)
             named_ME = torch.cat((named_ME, self._scorer.best(scored_MH)), dim=1)
-        others_M, other_logits_M = head_rows_argmax(
-            head_input_MH, self._full_head_VH, named_ME, norm
-        )
+        others_M, other_logits_M = head_rows_argmax(rows_MH, self._full_head_VH, named_ME, norm)
         is_better_M = (other_logits_M > logits_M) | (
             (other_logits_M == logits_M) & (others_M < ids_target_M)
         )

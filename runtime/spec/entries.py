@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from runtime.batch import RoundRequests, RoundStates
+from runtime.kernels import embed_stream, keep_rows, take_rows
 from runtime.kv import KVLayer
 from runtime.models import ChainDraft, DraftHidden
 from runtime.spec.host import on_device
@@ -73,8 +74,8 @@ class Entries:
             if row >= 0
         ]
         if ends:
-            last = hidden.rows(on_device([row for _, row in ends], device=self._device))
-            self._keep(on_device([slot for slot, _ in ends], device=self._device), last)
+            rows_M = on_device([row for _, row in ends], device=self._device)
+            self._keep(on_device([slot for slot, _ in ends], device=self._device), hidden, rows_M)
             self._started.update(slot for slot, _ in ends)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
@@ -99,7 +100,7 @@ class Entries:
         assert target_states is not None, f"{self._name} needs the target states it asked for"
         entries = replace(states.batch, ids_target_N=states.next_ids_target_N)
         hidden = self._model.forward(entries, self._model.fuse(target_states), self._kv)
-        self._keep(slots_B, hidden.rows(states.last_rows_B))
+        self._keep(slots_B, hidden, states.last_rows_B)
 
     def start(self, slot: int) -> None:
         """Note that entries of the request in `slot` were run on the device."""
@@ -107,8 +108,17 @@ class Entries:
 
     def newest(self, slots_M: torch.Tensor) -> DraftHidden:
         """Return what the newest entries of these slots gave."""
-        both = DraftHidden(feedback_NH=self._feedback_SH, head_input_NH=self._head_input_SH)
-        return both.rows(slots_M)
+        norm, stream = self._model.head_norm, None
+        if norm is None:
+            head_input_MH = take_rows(self._head_input_SH, slots_M)
+        else:
+            stream = embed_stream(slots_M, self._head_input_SH, norm.weight_D)
+            head_input_MH = stream.residual_MD
+        return DraftHidden(
+            feedback_NH=head_input_MH if self._is_shared else take_rows(self._feedback_SH, slots_M),
+            head_input_NH=head_input_MH,
+            stream=stream,
+        )
 
     def assert_started(self, views: Sequence[RequestView]) -> None:
         """Fail for a request of which no final state was observed."""
@@ -143,7 +153,7 @@ class Entries:
         both = {"feedback": self._feedback_SH, "head_input": self._head_input_SH}
         return {"feedback": self._feedback_SH} if self._is_shared else both
 
-    def _keep(self, slots_M: torch.Tensor, last: DraftHidden) -> None:
-        self._feedback_SH.index_copy_(0, slots_M, last.feedback_NH)
+    def _keep(self, slots_M: torch.Tensor, hidden: DraftHidden, rows_M: torch.Tensor) -> None:
+        keep_rows(hidden.feedback_NH, rows_M, self._feedback_SH, slots_M)
         if not self._is_shared:
-            self._head_input_SH.index_copy_(0, slots_M, last.head_input_NH)
+            keep_rows(hidden.head_input_NH, rows_M, self._head_input_SH, slots_M)

@@ -146,12 +146,12 @@ class LayeredMtpProposer:
             )
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft with one layer after the other; see `RoundDraft`.
 
         Sync: none.
         """
-        return self._round.draft(requests, num_drafts)
+        self._round.draft(requests)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Run every layer on every row of a verify; see `RoundDraft`.

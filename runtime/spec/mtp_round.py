@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch, RoundRequests, RoundStates, packed
+from runtime.kernels import keep_rows, take_rows
 from runtime.kv import KVLayer
 from runtime.models import MtpModel
 from runtime.spec.draft_choice import choose_round_drafts
@@ -59,27 +60,28 @@ class LayeredRound:
     state: LayerState
     kv_block_size: int
 
-    def draft(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts], at most one for each layer.
+    def draft(self, requests: RoundRequests) -> None:
+        """Draft into `requests.drafts_BG`, at most one token for each layer.
 
         Sync: none.
         """
         model, state, slots_B = self.model, self.state, requests.slots_B
-        num_requests = slots_B.shape[0]
+        drafts_BG = requests.drafts_BG
+        num_requests, num_drafts = drafts_BG.shape
         assert num_drafts <= len(model.layers), "a layer makes one draft"
         if num_drafts == 0:
-            return slots_B.new_zeros((num_requests, 0))
-        head_input_BH = state.head_input_SH.index_select(0, slots_B)
-        drafts = [choose_round_drafts(model, head_input_BH, requests, draft_index=0)]
+            return
+        head_input_BH = take_rows(state.head_input_SH, slots_B)
+        choose_round_drafts(model, head_input_BH, requests, draft_index=0)
         state_BCH = state.head_input_SH.new_zeros((num_requests, 0, state.head_input_SH.shape[1]))
         row_request_B = requests.row_request_BW[:, :1]
         for index in range(1, num_drafts):
-            kept_BH = state.kept_KSH[index - 1].index_select(0, slots_B)
+            kept_BH = take_rows(state.kept_KSH[index - 1], slots_B)
             known_BCH = torch.cat((kept_BH[:, None], state_BCH), dim=1)
             back_C = torch.arange(-index, 0, device=slots_B.device)
             entries = self._entries(
                 requests,
-                ids_target_N=torch.stack(drafts, dim=1).flatten(),
+                ids_target_N=packed(drafts_BG[:, :index]),
                 positions_N=packed(requests.lengths_B[:, None] + back_C),
                 row_request_N=packed(row_request_B.expand(num_requests, index)),
                 block_tables_BT=requests.block_tables_BT,
@@ -88,8 +90,7 @@ class LayeredRound:
             state_BCH = hidden.feedback_NH.view(known_BCH.shape)
             heads_BCH = hidden.head_input_NH.view(known_BCH.shape)
             head_input_BH = heads_BCH[:, -1].contiguous()
-            drafts.append(choose_round_drafts(model, head_input_BH, requests, draft_index=index))
-        return torch.stack(drafts, dim=1)
+            choose_round_drafts(model, head_input_BH, requests, draft_index=index)
 
     def observe(self, requests: RoundRequests, states: RoundStates) -> None:
         """Run every layer on the verified rows and keep what the last final ones give.
@@ -113,12 +114,10 @@ class LayeredRound:
             hidden = self.model.forward_layer(index, entries, state_NH, self.kv)
             kept_SH = self.state.kept_KSH[index]
             if index == 0:
-                last_BH = hidden.head_input_NH.index_select(0, last_rows_B)
-                self.state.head_input_SH.index_copy_(0, slots_B, last_BH)
+                keep_rows(hidden.head_input_NH, last_rows_B, self.state.head_input_SH, slots_B)
             before_NH = hidden.feedback_NH.roll(1, 0)
             state_NH = torch.where(is_first_N[:, None], kept_SH.index_select(0, slots_N), before_NH)
-            last_BH = hidden.feedback_NH.index_select(0, last_rows_B)
-            kept_SH.index_copy_(0, slots_B, last_BH)
+            keep_rows(hidden.feedback_NH, last_rows_B, kept_SH, slots_B)
 
     def _slots_with_padding(self, requests: RoundRequests) -> torch.Tensor:
         """Return the requests' slots and, at the index of padding rows, the padding slot."""

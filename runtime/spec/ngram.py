@@ -145,14 +145,15 @@ class DeviceNgramProposer:
         """
         self._write(observation.views)
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts], 0 beyond those found; see `RoundDraft`.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft what is found, 0 beyond it; see `RoundDraft`.
 
         Sync: none.
         """
+        num_drafts = requests.drafts_BG.shape[1]
         if num_drafts == 0:
-            return requests.slots_B.new_zeros((requests.slots_B.shape[0], 0))
-        return find_drafts(
+            return
+        found_BG = find_drafts(
             self._history_SP,
             requests.slots_B,
             requests.lengths_B,
@@ -160,6 +161,7 @@ class DeviceNgramProposer:
             num_drafts=num_drafts,
             max_ngram=self._max_ngram,
         )
+        requests.drafts_BG.copy_(found_BG)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Write the tokens behind each row down; those that are not final are written again.

@@ -49,10 +49,9 @@ class NoProposer:
     def import_slot(self, view: RequestView, state: Mapping[str, torch.Tensor]) -> None:
         """Nothing to take over."""
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return no drafts."""
-        assert num_drafts == 0, "a round without a draft has no drafts"
-        return requests.slots_B.new_zeros((requests.slots_B.shape[0], 0))
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft nothing."""
+        assert requests.drafts_BG.shape[1] == 0, "a round without a draft has no drafts"
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Nothing to learn."""

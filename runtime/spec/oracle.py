@@ -156,14 +156,16 @@ class DeviceOracleProposer:
         """
         self._table.load(observation.views)
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft what the script says; see `RoundDraft`.
 
         Sync: none.
         """
-        if num_drafts == 0:
-            return requests.slots_B.new_zeros((requests.slots_B.shape[0], 0))
-        return self._table.drafts(requests.slots_B, requests.lengths_B, None, num_drafts)
+        drafts_BG = requests.drafts_BG
+        if drafts_BG.shape[1]:
+            drafts_BG.copy_(
+                self._table.drafts(requests.slots_B, requests.lengths_B, None, drafts_BG.shape[1])
+            )
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Nothing to learn."""

@@ -95,15 +95,15 @@ class ParallelProposer:
             )
         return Proposal(ids_target_BG=ids_target_BG, num_drafts=num_drafts, q=laws.law())
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        """Return int64 target ids [B, num_drafts]; see `RoundDraft`.
+    def draft_round(self, requests: RoundRequests) -> None:
+        """Draft all tokens of every request in one forward; see `RoundDraft`.
 
         Sync: none.
         """
         slots_B = requests.slots_B
-        num_requests = slots_B.shape[0]
+        num_requests, num_drafts = requests.drafts_BG.shape
         if num_drafts == 0:
-            return slots_B.new_zeros((num_requests, 0))
+            return
         head_input_BGH = self._entries.newest(slots_B).head_input_NH[:, None]
         if num_drafts > 1:
             ids_BG = slots_B.new_full((num_requests, num_drafts - 1), self._model.mask_id_target)
@@ -112,14 +112,12 @@ class ParallelProposer:
             head_input_BGH = torch.cat((head_input_BGH, masked_BGH), dim=1)
         if requests.sampling is None:
             ids_target_N = self._model.propose_ids(head_input_BGH.flatten(0, 1))
-            return ids_target_N.view(num_requests, num_drafts)
-        drafts = [
+            requests.drafts_BG.copy_(ids_target_N.view(num_requests, num_drafts))
+            return
+        for j in range(num_drafts):
             choose_round_drafts(
                 self._model, head_input_BGH[:, j].contiguous(), requests, draft_index=j
             )
-            for j in range(num_drafts)
-        ]
-        return torch.stack(drafts, dim=1)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Run the draft on every row of a verify; see `RoundDraft`.

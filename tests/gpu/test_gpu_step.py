@@ -11,13 +11,14 @@ from functools import partial
 import pytest
 import torch
 
+from runtime import kernels
 from runtime.batch import PreparedBatch
 from runtime.kernels.cuda import accept, attention, head, kv_write, round
 from runtime.kernels.cuda.fused_linear import launch_residual_linear, launch_scaled_linear
 from runtime.kernels.cuda.stream import launch_embed_stream, launch_enter_stream
 from runtime.kernels.fused_table import FusedConfig
 from runtime.kernels.norm import RowNorm
-from runtime.kernels.round import commit_round_twin, prepare_round_twin
+from runtime.kernels.round import finish_round_twin, prepare_round_twin
 from runtime.kv import KVLayer
 from runtime.spec.packing import row_tiles
 from tests.kernels.dense import dense_requests
@@ -140,21 +141,60 @@ def test_the_ends_of_a_round_equal_their_twins(num_requests: int, width: int) ->
     expected = prepare_round_twin(*inputs, **sizes)
     got = round.launch_prepare_round(*(x.to(DEVICE) for x in inputs), **sizes)
     for name in expected.__slots__:
-        assert torch.equal(getattr(got, name).cpu(), getattr(expected, name)), name
-    chosen = torch.randint(0, 99, (num_requests + 1, width), generator=generator)
-    accepted = torch.randint(0, width, (num_requests + 1,), generator=generator)
-    states = []
-    for place, commit in ((DEVICE, round.launch_commit_round), ("cpu", commit_round_twin)):
+        found, wanted = getattr(got, name).cpu(), getattr(expected, name)
+        if name == "ids_target_BW":  # the rest is room for drafts
+            found, wanted = found[:, :1], wanted[:, :1]
+        assert torch.equal(found, wanted), name
+    chosen = torch.randint(0, 2, (num_requests + 1, width), generator=generator)
+    drafts = torch.randint(0, 2, (num_requests + 1, width), generator=generator)[:, 1:]
+    num_drafts = torch.randint(0, width, (num_requests + 1,), generator=generator)
+    first_rows = torch.arange(num_requests + 1) * width
+    states, ends = [], []
+    for place, finish in ((DEVICE, round.launch_finish_round), ("cpu", finish_round_twin)):
         state = {
             "lengths_S": lengths.to(place, copy=True),
             "newest_ids_target_S": newest.to(place, copy=True),
             "output_BX": torch.full((num_requests + 1, 11), -7, device=place),
         }
-        arguments = (slots, expected.lengths_B, chosen, accepted)
-        commit(*(x.to(place) for x in arguments), **state)
+        arguments = (slots, expected.lengths_B, drafts, chosen, num_drafts, first_rows)
+        num_rows = num_requests * width
+        ends.append(finish(*(x.to(place) for x in arguments), num_rows=num_rows, **state))
         states.append(state)
     for name, found in states[0].items():
         assert torch.equal(found.cpu(), states[1][name]), name
+    for name in ends[0].__slots__:
+        assert torch.equal(getattr(ends[0], name).cpu(), getattr(ends[1], name)), name
+
+
+def test_copies_of_rows() -> None:
+    table = plain(40, 640, seed=1, dtype=torch.bfloat16, device=DEVICE)[:, 32:608]
+    index = torch.tensor([39, 0, 7], device=DEVICE)
+    slots = torch.tensor([4, 1, 0], device=DEVICE)
+    assert torch.equal(kernels.take_rows(table, index), table[index])
+    kept = torch.zeros(5, 576, dtype=torch.bfloat16, device=DEVICE)
+    kernels.keep_rows(table, index, kept, slots)
+    assert torch.equal(kept, torch.zeros_like(kept).index_copy(0, slots, table[index]))
+    states = [table * factor for factor in (1, 2, 3)]
+    assert torch.equal(kernels.side_by_side(states), torch.cat(states, dim=1))
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_a_head_reads_a_stream_names_ids_and_writes_them_twice(num_rows: int) -> None:
+    options = {"dtype": torch.bfloat16, "device": DEVICE}
+    x, weight = plain(num_rows, 576, seed=1, **options), plain(8192, 576, seed=2, **options)
+    own = RowNorm(weight_D=plain(576, seed=3, **options), eps=EPS)
+    ids, logits = kernels.head_argmax(x, weight, own)
+    names = torch.arange(8192, device=DEVICE) * 5 + 2
+    wide = torch.full((num_rows, 3), -1, device=DEVICE)
+    named, again = kernels.head_argmax(
+        kernels.enter_stream(x, own.weight_D), weight, own, names_V=names, copy_M=wide[:, 1]
+    )
+    assert same_bits(again, logits)
+    assert torch.equal(named, names[ids])
+    assert torch.equal(wide[:, 1], named)
+    assert (wide[:, ::2] == -1).all()
+    found = kernels.logits_argmax(kernels.head_logits(x, weight, own), names_V=names)
+    assert torch.equal(found, named)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from runtime.kernels.fused_table import FusedConfig
 from runtime.kernels.head import head_argmax_twin, head_logits_twin
 from runtime.kernels.joined_linear import RowHalf, joined_linear_twin
 from runtime.kernels.norm import RowNorm, weigh_rows_twin
+from runtime.kernels.stream import enter_stream_twin
 from tests.kernels.ladder import adversarial, assert_rows_independent, plain, same_bits
 from tests.kernels.references import HALF_ULP
 
@@ -53,6 +54,21 @@ def test_a_head_s_choice_has_the_bits_of_its_logits(dtype: torch.dtype) -> None:
         assert same_bits(few_best, best[:count])
         assert torch.equal(few_ids, ids[:count])
         assert same_bits(head.launch_head_logits(x[:count], weight, norm), logits[:count])
+    entered = stream.launch_enter_stream(x, norm.weight_D)
+    assert same_bits(head.launch_head_logits(entered, weight, norm), logits)
+    names, wide = torch.arange(70) * 3 + 1, torch.zeros((19, 3), dtype=torch.int64)
+    for rows in (x, entered):
+        wide.fill_(-1)
+        found, found_best = head.launch_head_argmax(
+            rows, weight, norm, names_V=names, copy_M=wide[:, 1]
+        )
+        assert same_bits(found_best, best)
+        assert torch.equal(found, names[ids])
+        assert torch.equal(wide, torch.stack([found * 0 - 1, found, found * 0 - 1], dim=1))
+    assert torch.equal(head.launch_logits_argmax(logits, names, None), names[ids])
+    twin, twin_best = head_argmax_twin(enter_stream_twin(x, norm.weight_D), weight, norm)
+    assert torch.equal(twin, ids)
+    assert same_bits(twin_best, head_argmax_twin(x, weight, norm)[1])
     named = torch.arange(70).repeat(4, 1)
     named_ids, named_best = head_rows.launch_head_rows_argmax(x[:4], weight, named, norm)
     assert same_bits(named_best, best[:4])

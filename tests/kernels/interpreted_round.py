@@ -7,8 +7,13 @@ import os
 import pytest
 import torch
 
-from runtime.kernels.cuda.round import launch_commit_round, launch_prepare_round
-from runtime.kernels.round import commit_round_twin, prepare_round_twin
+from runtime.kernels.cuda.round import launch_finish_round, launch_prepare_round
+from runtime.kernels.cuda.row_copies import (
+    launch_keep_rows,
+    launch_side_by_side,
+    launch_take_rows,
+)
+from runtime.kernels.round import finish_round_twin, prepare_round_twin
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
 
@@ -39,30 +44,60 @@ def test_prepare(num_requests: int, width: int, num_blocks: int) -> None:
     expected = prepare_round_twin(*arguments, **sizes)
     for name in expected.__slots__:
         found, wanted = getattr(got, name), getattr(expected, name)
+        if name == "ids_target_BW":  # the rest is room for drafts
+            found, wanted = found[:, :1], wanted[:, :1]
         assert found.dtype == wanted.dtype, name
         assert torch.equal(found, wanted), name
 
 
 @pytest.mark.parametrize("width", [1, 3, 9])
 @pytest.mark.parametrize("num_requests", [1, 2, 5])
-def test_commit(num_requests: int, width: int) -> None:
+def test_finish(num_requests: int, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     slots = slots_of(num_requests)
     wide = torch.randint(1, 99, (num_requests, width + 2), generator=generator)
     chosen = wide[:, 1 : width + 1]
-    accepted = torch.randint(0, width, (num_requests,), generator=generator)
-    accepted[0] = width - 1
+    agreeing = torch.randint(0, width, (num_requests, 1), generator=generator)
+    agreeing[0] = width - 1
+    room = torch.where(torch.arange(width) <= agreeing, wide[:, :width], 0)  # ids, then drafts
+    drafts = room[:, 1:]
+    num_drafts = torch.full((num_requests,), width - 1)
+    num_drafts[-1] = (width - 1) // 2
     lengths = torch.where(slots == PADDING, 0, 7 + slots)
-    states = []
-    for commit in (launch_commit_round, commit_round_twin):
+    first_rows = torch.arange(num_requests) * width
+    states, ends = [], []
+    for finish in (launch_finish_round, finish_round_twin):
         state = {
             "lengths_S": torch.tensor([7, 8, 9, 10, 11, 0]),
             "newest_ids_target_S": torch.tensor([1, 2, 3, 4, 5, 0]),
             "output_BX": torch.full((6, 11), -7),
         }
-        commit(slots, lengths, chosen, accepted, **state)
+        ends.append(
+            finish(
+                slots, lengths, drafts, chosen, num_drafts, first_rows,
+                num_rows=max(1, num_requests * width - 1), **state,
+            )
+        )  # fmt: skip
         states.append(state)
     for name, found in states[0].items():
         assert torch.equal(found, states[1][name]), name
+    for name in ends[0].__slots__:
+        assert torch.equal(getattr(ends[0], name), getattr(ends[1], name)), name
     assert int(states[0]["lengths_S"][PADDING]) == 0
-    assert int(states[0]["lengths_S"][3]) == 10 + width
+    accepted = int(ends[0].num_accepted_B[0])
+    assert accepted == int(num_drafts[0])
+    assert int(states[0]["lengths_S"][3]) == 11 + accepted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_copies_of_rows(dtype: torch.dtype) -> None:
+    table = torch.randn((7, 50), generator=torch.Generator().manual_seed(1)).to(dtype)[:, 5:45]
+    index = torch.tensor([6, 0, 3])
+    assert torch.equal(launch_take_rows(table, index), table[index])
+    kept = torch.zeros((5, 40), dtype=dtype)
+    launch_keep_rows(table, index, kept, torch.tensor([4, 1, 0]))
+    expected = torch.zeros_like(kept)
+    expected[[4, 1, 0]] = table[index]
+    assert torch.equal(kept, expected)
+    states = [table, table * 2, table * 3]
+    assert torch.equal(launch_side_by_side(states), torch.cat(states, dim=1))

@@ -38,3 +38,10 @@ def test_sample(num_columns: int, dtype: torch.dtype, has_flags: bool) -> None:
             found = launch_sample(weights, ROWS, kind, flags, noise_ids)
             expected = sample_twin(weights, ROWS, kind, is_sampled_M=flags, noise_ids_V=noise_ids)
             assert torch.equal(found, expected)
+            wide = torch.full((NUM_ROWS, 2), -1)
+            named = launch_sample(
+                weights, ROWS, kind, flags, noise_ids, names_V=ids, copy_M=wide[:, 1]
+            )
+            assert torch.equal(named, ids[expected])
+            assert wide[:, 1].equal(named)
+            assert (wide[:, 0] == -1).all()

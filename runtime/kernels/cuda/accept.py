@@ -13,6 +13,16 @@ from runtime.kernels.cuda.device import inner_contiguous, overlap_options, power
 
 
 @triton.jit
+def count_accepted(chosen, drafts_ptr, num_drafts_ptr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Return the place of a request's first draft that differs from the choices [BLOCK_W]."""
+    slots = tl.arange(0, BLOCK_W)
+    mask = (slots < tl.load(num_drafts_ptr)) & (slots < WIDTH - 1)
+    drafts = tl.load(drafts_ptr + slots, mask=mask, other=-1)
+    is_equal = mask & (drafts == chosen)
+    return tl.min(tl.where(is_equal, WIDTH, slots), axis=0)
+
+
+@triton.jit(do_not_specialize=["stride_drafts", "stride_chosen"])
 def accept_kernel(
     drafts_ptr,
     chosen_ptr,
@@ -32,11 +42,9 @@ def accept_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     chosen = tl.load(chosen_ptr + request * stride_chosen + slots, mask=slots < WIDTH, other=-1)
-    is_draft = slots < tl.load(num_drafts_ptr + request)
-    mask = is_draft & (slots < WIDTH - 1)
-    drafts = tl.load(drafts_ptr + request * stride_drafts + slots, mask=mask, other=-1)
-    is_equal = mask & (drafts == chosen)
-    num_accepted = tl.min(tl.where(is_equal, WIDTH, slots), axis=0)
+    num_accepted = count_accepted(
+        chosen, drafts_ptr + request * stride_drafts, num_drafts_ptr + request, WIDTH, BLOCK_W
+    )
     tl.store(accepted_ptr + request, num_accepted.to(tl.int64))
     committed = tl.where(slots <= num_accepted, chosen, -1)
     tl.store(committed_ptr + request * WIDTH + slots, committed, mask=slots < WIDTH)

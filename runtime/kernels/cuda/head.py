@@ -18,6 +18,7 @@ from runtime.kernels.cuda.device import (
     device_arch,
     inner_contiguous,
     overlap_options,
+    power_of_two,
 )
 from runtime.kernels.cuda.linear import launch_linear
 from runtime.kernels.cuda.normed_rows import launch_row_scales
@@ -29,10 +30,13 @@ from runtime.kernels.cuda.stream import (
     stream_scale,
 )
 from runtime.kernels.gemm_table import GemmConfig, block_m_for, head_config
+from runtime.kernels.head import HeadRows
 from runtime.kernels.norm import RowNorm
+from runtime.kernels.stream import Stream
 from runtime.kernels.tile_rules import Overlap
 
 PICK_BLOCK = 1024
+_ARGMAX_BLOCK = 8192
 _TILE_OVERLAP: Overlap = "started"
 _NO_ID = tl.constexpr(2147483647)
 
@@ -78,17 +82,14 @@ def head_tile_kernel(
     tl.store(id_ptr + out, ids, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(
+    do_not_specialize=["num_tiles", "stride_copy"], do_not_specialize_on_alignment=["copy_ptr"]
+)
 def head_pick_kernel(
-    best_ptr,
-    id_ptr,
-    out_id_ptr,
-    out_logit_ptr,
-    num_tiles,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Best (logit, lowest id) over the tiles of one row."""
+    best_ptr, id_ptr, names_ptr, out_id_ptr, out_logit_ptr, copy_ptr, num_tiles, stride_copy,
+    NAMED: tl.constexpr, COPIED: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Best (logit, lowest id) over the tiles of one row; the id goes by its name, if it has one."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     if OVERLAP:
@@ -105,34 +106,80 @@ def head_pick_kernel(
         best = tl.where(is_better, logit, best)
         ids = tl.where(is_better, candidate, ids)
     row_best = tl.max(best, axis=0)
-    row_id = tl.min(tl.where(best == row_best, ids, _NO_ID), axis=0)
-    tl.store(out_id_ptr + row, row_id.to(tl.int64))
+    row_id = tl.min(tl.where(best == row_best, ids, _NO_ID), axis=0).to(tl.int64)
+    if NAMED:
+        row_id = tl.load(names_ptr + row_id)
+    tl.store(out_id_ptr + row, row_id)
     tl.store(out_logit_ptr + row, row_best)
+    if COPIED:
+        tl.store(copy_ptr + row * stride_copy, row_id)
+
+
+@triton.jit(
+    do_not_specialize=["num_columns", "stride_logits", "stride_copy"],
+    do_not_specialize_on_alignment=["copy_ptr"],
+)
+def logits_argmax_kernel(
+    logits_ptr, names_ptr, out_id_ptr, copy_ptr, num_columns, stride_logits, stride_copy,
+    NAMED: tl.constexpr, COPIED: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Best (logit, lowest id) of one row of finished logits, by its name if it has one."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    ids = lanes
+    for start in range(0, num_columns, BLOCK):
+        columns = start + lanes
+        mask = columns < num_columns
+        logit = tl.load(logits_ptr + row * stride_logits + columns, mask=mask, other=float("-inf"))
+        is_better = logit > best  # ids ascend in a lane; a NaN is not better
+        best = tl.where(is_better, logit, best)
+        ids = tl.where(is_better, columns, ids)
+    row_best = tl.max(best, axis=0)
+    row_id = tl.min(tl.where(best == row_best, ids, _NO_ID), axis=0).to(tl.int64)
+    if NAMED:
+        row_id = tl.load(names_ptr + row_id)
+    tl.store(out_id_ptr + row, row_id)
+    if COPIED:
+        tl.store(copy_ptr + row * stride_copy, row_id)
 
 
 def launch_head_logits(
-    x_MD: torch.Tensor, weight_VD: torch.Tensor, norm: RowNorm | None = None
+    x_MD: HeadRows, weight_VD: torch.Tensor, norm: RowNorm | None = None
 ) -> torch.Tensor:
     """Launch `head_logits`."""
-    config, scale_M = _config(x_MD, weight_VD), None
+    scale_M = None
     if norm is not None:
-        entered = launch_enter_stream(x_MD, norm.weight_D)
+        entered = _entered(x_MD, norm, None)
         x_MD, scale_M = entered.weighted_MD, launch_row_scales(entered, norm.eps)
+    assert isinstance(x_MD, torch.Tensor), "a stream needs the norm that it stands at"
+    config = _config(x_MD, weight_VD)
     return launch_linear(x_MD, weight_VD, out_dtype=torch.float32, scale_M=scale_M, config=config)
 
 
 def launch_head_argmax(
-    x_MD: torch.Tensor,
+    x_MD: HeadRows,
     weight_VD: torch.Tensor,
     norm: RowNorm | None = None,
     *,
+    names_V: torch.Tensor | None = None,
+    copy_M: torch.Tensor | None = None,
     config: GemmConfig | None = None,
     overlap: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch `head_argmax`; `config` replaces the pinned tile while one is searched for.
 
-    A norm is taken in ahead of the tiles: rows are weighed once, and tiles scale their sums.
+    A norm is taken in ahead of the tiles: rows are weighed once, and tiles scale their sums. What
+    wrote a stream has done so already.
     """
+    squares_MT = None
+    if norm is not None:
+        entered = _entered(x_MD, norm, overlap)
+        x_MD, squares_MT = entered.weighted_MD, entered.squares_MT
+    assert isinstance(x_MD, torch.Tensor), "a stream needs the norm that it stands at"
     x_MD, weight_VD = inner_contiguous(x_MD), inner_contiguous(weight_VD)
     num_rows, num_features = x_MD.shape
     num_columns = weight_VD.shape[0]
@@ -142,10 +189,6 @@ def launch_head_argmax(
         return ids_M, logit_M
     config = config or _config(x_MD, weight_VD)
     block_m = block_m_for(num_rows)
-    squares_MT = None
-    if norm is not None:
-        entered = launch_enter_stream(x_MD, norm.weight_D, overlap=overlap)
-        x_MD, squares_MT = entered.weighted_MD, entered.squares_MT
     num_tiles = ceil_div(num_columns, config.block_n)
     best_MT = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x_MD.device)
     ids_MT = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x_MD.device)
@@ -171,12 +214,78 @@ def launch_head_argmax(
         num_warps=config.num_warps,
         **options,
     )
-    overlapped, options = overlap_options(x_MD.device, overlap)
-    head_pick_kernel[(num_rows,)](
-        best_MT, ids_MT, ids_M, logit_M, num_tiles, BLOCK=PICK_BLOCK, OVERLAP=overlapped,
-        num_warps=4, **options,
-    )  # fmt: skip
+    _launch_pick(best_MT, ids_MT, ids_M, logit_M, names_V, copy_M, overlap)
     return ids_M, logit_M
+
+
+def _launch_pick(
+    best_MT: torch.Tensor,
+    ids_MT: torch.Tensor,
+    ids_M: torch.Tensor,
+    logit_M: torch.Tensor,
+    names_V: torch.Tensor | None,
+    copy_M: torch.Tensor | None,
+    overlap: bool | None,
+) -> None:
+    overlapped, options = overlap_options(best_MT.device, overlap)
+    num_rows, num_tiles = best_MT.shape
+    head_pick_kernel[(num_rows,)](
+        best_MT,
+        ids_MT,
+        ids_M if names_V is None else names_V.contiguous(),
+        ids_M,
+        logit_M,
+        ids_M if copy_M is None else copy_M,
+        num_tiles,
+        0 if copy_M is None else copy_M.stride(0),
+        **pick_constants(is_named=names_V is not None, is_copied=copy_M is not None),
+        OVERLAP=overlapped,
+        num_warps=4,
+        **options,
+    )
+
+
+def launch_logits_argmax(
+    logits_MV: torch.Tensor, names_V: torch.Tensor | None, copy_M: torch.Tensor | None
+) -> torch.Tensor:
+    """Launch `logits_argmax`."""
+    logits_MV = inner_contiguous(logits_MV)
+    num_rows, num_columns = logits_MV.shape
+    ids_M = torch.empty(num_rows, dtype=torch.int64, device=logits_MV.device)
+    if num_rows == 0:
+        return ids_M
+    overlapped, options = overlap_options(logits_MV.device, None)
+    logits_argmax_kernel[(num_rows,)](
+        logits_MV,
+        ids_M if names_V is None else names_V.contiguous(),
+        ids_M,
+        ids_M if copy_M is None else copy_M,
+        num_columns,
+        logits_MV.stride(0),
+        0 if copy_M is None else copy_M.stride(0),
+        **argmax_constants(num_columns, is_named=names_V is not None, is_copied=copy_M is not None),
+        OVERLAP=overlapped,
+        num_warps=8,
+        **options,
+    )
+    return ids_M
+
+
+def argmax_constants(num_columns: int, *, is_named: bool, is_copied: bool) -> dict[str, int | bool]:
+    """Return the compile-time arguments of `logits_argmax_kernel`."""
+    block = min(_ARGMAX_BLOCK, power_of_two(num_columns))
+    return {"NAMED": is_named, "COPIED": is_copied, "BLOCK": block}
+
+
+def _entered(x_MD: HeadRows, norm: RowNorm, overlap: bool | None) -> Stream:
+    if isinstance(x_MD, Stream):
+        return x_MD
+    return launch_enter_stream(x_MD, norm.weight_D, overlap=overlap)
+
+
+def pick_constants(*, is_named: bool = False, is_copied: bool = False) -> dict[str, int | bool]:
+    """Return the compile-time arguments of `head_pick_kernel`."""
+    return {"NAMED": is_named, "COPIED": is_copied, "BLOCK": PICK_BLOCK}
 
 
 def head_constants(config: GemmConfig, block_m: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.cuda.device import ceil_div, device_arch, inner_contiguous
-from runtime.kernels.cuda.head import PICK_BLOCK, head_constants, head_pick_kernel
+from runtime.kernels.cuda.head import head_constants, head_pick_kernel, pick_constants
 from runtime.kernels.cuda.linear import gemm_steps
 from runtime.kernels.cuda.normed_rows import launch_row_scales
 from runtime.kernels.cuda.stream import launch_enter_stream
@@ -117,6 +117,7 @@ def launch_head_rows_argmax(
         num_stages=config.num_stages,
     )
     head_pick_kernel[(num_rows,)](
-        best_MT, ids_MT, ids_M, logit_M, num_tiles, BLOCK=PICK_BLOCK, OVERLAP=False, num_warps=4
-    )
+        best_MT, ids_MT, ids_M, ids_M, logit_M, ids_M, num_tiles, 0,
+        **pick_constants(), OVERLAP=False, num_warps=4,
+    )  # fmt: skip
     return ids_M, logit_M

@@ -126,11 +126,14 @@ def philox_inputs(zero, position_ptr, choice_ptr, row, KIND: tl.constexpr):
     return position, zero + KIND, choice
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(
+    do_not_specialize=["num_tiles", "stride_copy"], do_not_specialize_on_alignment=["copy_ptr"]
+)
 def sample_pick_kernel(
-    top_ptr, column_ptr, out_ptr, num_tiles, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
-):
-    """Best (score, lowest column) over the tiles of one row."""
+    top_ptr, column_ptr, names_ptr, out_ptr, copy_ptr, num_tiles, stride_copy,
+    NAMED: tl.constexpr, COPIED: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Best (score, lowest column) over the tiles of one row; a column goes by its name, if any."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -148,7 +151,12 @@ def sample_pick_kernel(
         best = tl.where(is_better, score, best)
         columns = tl.where(is_better, column, columns)
     row_best = tl.max(best, axis=0)
-    tl.store(out_ptr + row, tl.min(tl.where(best == row_best, columns, _NO_COLUMN)).to(tl.int64))
+    chosen = tl.min(tl.where(best == row_best, columns, _NO_COLUMN)).to(tl.int64)
+    if NAMED:
+        chosen = tl.load(names_ptr + chosen)
+    tl.store(out_ptr + row, chosen)
+    if COPIED:
+        tl.store(copy_ptr + row * stride_copy, chosen)
 
 
 def launch_sample(
@@ -157,6 +165,9 @@ def launch_sample(
     kind: int,
     is_sampled_M: torch.Tensor | None,
     noise_ids_V: torch.Tensor | None,
+    *,
+    names_V: torch.Tensor | None = None,
+    copy_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch `sample`."""
     weights_MV = inner_contiguous(weights_MV)
@@ -194,9 +205,12 @@ def launch_sample(
     sample_pick_kernel[(num_rows,)](
         best_MT,
         column_MT,
+        out_M if names_V is None else names_V.contiguous(),
         out_M,
+        out_M if copy_M is None else copy_M,
         num_tiles,
-        BLOCK=PICK_BLOCK,
+        0 if copy_M is None else copy_M.stride(0),
+        **pick_constants(is_named=names_V is not None, is_copied=copy_M is not None),
         OVERLAP=is_overlapping,
         num_warps=4,
         **options,
@@ -212,3 +226,8 @@ def sample_constants(kind: int, *, has_flags: bool, has_ids: bool) -> dict[str, 
         "HAS_IDS": has_ids,
         "BLOCK": SAMPLE_BLOCK,
     }
+
+
+def pick_constants(*, is_named: bool = False, is_copied: bool = False) -> dict[str, int | bool]:
+    """Return the compile-time arguments of `sample_pick_kernel`."""
+    return {"NAMED": is_named, "COPIED": is_copied, "BLOCK": PICK_BLOCK}

@@ -155,9 +155,9 @@ class ScriptedDraft:
     def __init__(self) -> None:
         self.drafts_BG = torch.zeros((0, 0), dtype=torch.int64)
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        assert self.drafts_BG.shape == (requests.slots_B.shape[0], num_drafts)
-        return self.drafts_BG
+    def draft_round(self, requests: RoundRequests) -> None:
+        assert self.drafts_BG.shape == requests.drafts_BG.shape
+        requests.drafts_BG.copy_(self.drafts_BG)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         assert states.last_rows_B.shape == requests.slots_B.shape

@@ -60,8 +60,8 @@ class Scripted:
         self.drafts_BG = torch.zeros((0, 0), dtype=torch.int64)
         self.seen: list[tuple[torch.Tensor, ...]] = []
 
-    def draft_round(self, requests: RoundRequests, num_drafts: int) -> torch.Tensor:
-        return self.drafts_BG[:, :num_drafts]
+    def draft_round(self, requests: RoundRequests) -> None:
+        requests.drafts_BG.copy_(self.drafts_BG[:, : requests.drafts_BG.shape[1]])
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         assert states.aux_hidden_NA is not None

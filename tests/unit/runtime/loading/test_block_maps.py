@@ -66,9 +66,11 @@ def test_a_map_in_reversed_order_is_followed_at_every_step(tmp_path: Path) -> No
     requests = RoundRequests(
         slots_B=torch.zeros(1, dtype=torch.int64), lengths_B=empty, newest_ids_target_B=newest,
         num_drafts_B=empty, block_tables_BT=empty, positions_BW=empty, kv_slots_BW=empty,
-        row_request_BW=empty, max_length=1,
+        positions_WB=empty, kv_slots_WB=empty, ids_target_BW=torch.zeros_like(newest.repeat(1, 4)),
+        row_request_BW=empty, row_request_B=empty, max_length=1,
     )  # fmt: skip
-    found, _ = read_block(model, _Chooser(draft_to_target_R=ids_target_R), hidden_BWH, requests)
+    read_block(model, _Chooser(draft_to_target_R=ids_target_R), hidden_BWH, requests)
+    found = requests.drafts_BG
     previous, expected, mistaken = 50, [], []
     for k in range(3):
         bias_R = model.markov.w2_RM @ model.markov.w1_VM[previous]

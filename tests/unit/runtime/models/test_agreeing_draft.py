@@ -88,11 +88,11 @@ def _chain(
     draft = models.draft
     assert draft is not None
     batch = paged.batch([Span(request=0, start=start, ids=ids[start + 1 :])])
-    hidden = draft.forward(batch, draft.fuse(aux), kv).rows(torch.tensor([batch.num_rows - 1]))
-    drafts = draft.propose_ids(hidden.head_input_NH).tolist()
+    hidden = draft.forward(batch, draft.fuse(aux), kv)
+    drafts = draft.propose_ids(hidden.head_input_NH[-1:]).tolist()
     while len(drafts) < GAMMA:
         position = len(ids) - 2 + len(drafts)
         batch = paged.batch([Span(request=0, start=position, ids=drafts[-1:])])
-        hidden = draft.forward(batch, hidden.feedback_NH, kv)
+        hidden = draft.forward(batch, hidden.feedback_NH[-1:], kv)
         drafts += draft.propose_ids(hidden.head_input_NH).tolist()
     return drafts

@@ -135,7 +135,8 @@ def round_of(
     requests = RoundRequests(
         slots_B=slots_B, lengths_B=empty, newest_ids_target_B=empty, num_drafts_B=empty,
         block_tables_BT=empty, positions_BW=torch.zeros_like(next_ids_BW), kv_slots_BW=empty,
-        row_request_BW=empty, max_length=1,
+        positions_WB=empty, kv_slots_WB=empty, ids_target_BW=next_ids_BW,
+        row_request_BW=empty, row_request_B=empty, max_length=1,
     )  # fmt: skip
     width = next_ids_BW.shape[1]
     first_B, ids_N = torch.arange(slots_B.shape[0]) * width, next_ids_BW.flatten()

@@ -302,9 +302,14 @@ def test_a_round_on_the_device_drafts_the_same(case: Case) -> None:
         block_tables_BT=torch.tensor([[5, 2, 9, 4]], dtype=torch.int32),
         positions_BW=torch.tensor([[6, 7, 8, 9]]),
         kv_slots_BW=torch.tensor([[10, 11, 36, 37]]),
+        positions_WB=torch.tensor([[6], [7], [8], [9]]),
+        kv_slots_WB=torch.tensor([[10], [11], [36], [37]]),
+        ids_target_BW=torch.tensor([[12, -1, -1, -1]]),
         row_request_BW=torch.zeros((1, 4), dtype=torch.int32),
+        row_request_B=torch.zeros(1, dtype=torch.int32),
         max_length=16,
     )
     with torch.inference_mode():
-        drafts = proposer.draft_round(requests, 3)[0].tolist()
+        proposer.draft_round(requests)
+    drafts = requests.drafts_BG[0].tolist()
     assert drafts == drafts_of(proposer, ids, 3) == case.chain(ids, 3)[0]

@@ -1,0 +1,65 @@
+"""What `runtime.kernels.aot` compiles of rounds beside their models: ends, copies, prompt lookup.
+
+These kernels read integers or copy rows, so a model and a dtype stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.config.values import DEFAULT_MAX_NGRAM
+from runtime.kernels.aot_cases import KernelCase
+from runtime.kernels.cuda import accept, head, ngram, row_copies
+from runtime.kernels.cuda import round as round_ends
+
+_NUM_DRAFTS = 8
+_WIDTH = _NUM_DRAFTS + 1
+_HIDDEN = 576
+_NUM_STATES = 3
+_NUM_IDS = 8192
+
+
+def round_cases(arch: int) -> tuple[KernelCase, ...]:
+    """Return the cases for an architecture, in a fixed order."""
+    overlap = {"OVERLAP": arch >= 90}
+    copied = {**row_copies.copy_constants(_HIDDEN), **overlap}
+    return (
+        _case(accept.accept_kernel, {**accept.accept_constants(_WIDTH), **overlap}),
+        _case(
+            round_ends.prepare_round_kernel,
+            {**round_ends.prepare_constants(_WIDTH, 16), **overlap},
+        ),
+        _case(round_ends.finish_round_kernel, {**round_ends.finish_constants(_WIDTH), **overlap}),
+        *(
+            _case(row_copies.copy_row_kernel, {"SCATTERED": flag, **copied}, num_warps=4)
+            for flag in (False, True)
+        ),
+        _case(row_copies.side_by_side_kernel, {"COUNT": _NUM_STATES, **copied}, num_warps=4),
+        _case(
+            head.logits_argmax_kernel,
+            {**head.argmax_constants(_NUM_IDS, is_named=True, is_copied=True), **overlap},
+            num_warps=8,
+        ),
+        _case(
+            ngram.find_drafts_kernel,
+            ngram.find_constants(_NUM_DRAFTS, DEFAULT_MAX_NGRAM),
+            num_warps=ngram.FIND_WARPS,
+            is_hot=True,
+        ),
+        _case(ngram.append_history_kernel, ngram.append_constants(_WIDTH), is_hot=True),
+    )
+
+
+def _case(
+    kernel: Any, constants: Mapping[str, int | bool], *, num_warps: int = 1, is_hot: bool = False
+) -> KernelCase:
+    return KernelCase(
+        kernel=kernel,
+        dtype="bf16",
+        out_dtype="bf16",
+        constants=tuple(constants.items()),
+        num_warps=num_warps,
+        num_stages=3,
+        is_hot=is_hot,
+    )

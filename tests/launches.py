@@ -1,0 +1,121 @@
+"""Counts the kernels that a round would launch on a GPU, from a run of it on a CPU.
+
+Every op of `runtime.kernels` counts as what its launcher launches, and every library operation
+around them that makes or changes numbers counts as one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime import kernels
+from runtime.kernels import ngram, round, sample
+from runtime.kernels.stream import Stream
+
+LAYER = (
+    "scaled_linear", "attend_new_rows", "residual_linear", "scaled_linear", "residual_linear",
+)  # fmt: skip
+"""What a decoder layer launches."""
+
+_FREE = ("empty", "new_empty", "empty_like", "empty_strided")
+"""Library operations that make a tensor and launch nothing; views launch nothing either."""
+
+
+def _head_entry(*args: Any, **kwargs: Any) -> int:
+    norm = args[2] if len(args) > 2 else kwargs.get("norm")
+    return int(norm is not None and not isinstance(args[0], Stream))
+
+
+_COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
+    kernels.head_argmax: lambda *args, **kwargs: 2 + _head_entry(*args, **kwargs),
+    kernels.head_logits: lambda *args, **kwargs: 1 + 2 * _head_entry(*args, **kwargs),
+    sample.sample: lambda *args, **kwargs: 2,
+    **dict.fromkeys(
+        (
+            kernels.accept,
+            kernels.apply_rope,
+            kernels.attend_new_rows,
+            kernels.embed,
+            kernels.embed_stream,
+            kernels.enter_stream,
+            kernels.head_rms_norm,
+            kernels.joined_linear,
+            kernels.keep_rows,
+            kernels.linear,
+            kernels.logits_argmax,
+            kernels.residual_linear,
+            kernels.rms_norm,
+            kernels.scaled_linear,
+            kernels.side_by_side,
+            kernels.take_rows,
+            kernels.write_kv,
+            ngram.append_history,
+            ngram.find_drafts,
+            round.finish_round,
+            round.prepare_round,
+        ),
+        lambda *args, **kwargs: 1,
+    ),
+}
+"""Kernels that a call launches; `linear` has one part of K at the sizes that tests have."""
+
+
+class _Library(TorchDispatchMode):
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self.counts = counts
+        self.is_inside = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if not self.is_inside and name not in _FREE and not _is_view(name, made, args):
+            self.counts[name] += 1
+        return made
+
+
+def _is_view(name: str, made: Any, args: Any) -> bool:
+    """Return whether an operation that writes nothing returns its first argument's numbers."""
+    first = made[0] if isinstance(made, list | tuple) else made
+    source = args[0] if args else None
+    if name.endswith("_") or not isinstance(source, torch.Tensor):
+        return False
+    return first.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+
+
+@contextmanager
+def counted_launches() -> Iterator[Counter[str]]:
+    """Count by name what runs within; ops inside ops do not count."""
+    counts: Counter[str] = Counter()
+    library = _Library(counts)
+
+    def counted(op: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if library.is_inside:
+                return op(*args, **kwargs)
+            counts[op.__name__] += _COUNTS[op](*args, **kwargs)
+            library.is_inside = True
+            try:
+                return op(*args, **kwargs)
+            finally:
+                library.is_inside = False
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] != "runtime":
+                continue
+            for attribute, value in list(vars(module).items()):
+                if callable(value) and getattr(value, "__hash__", None) and value in _COUNTS:
+                    patch.setattr(module, attribute, counted(value))
+        with library:
+            yield counts

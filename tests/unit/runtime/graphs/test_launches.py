@@ -1,0 +1,82 @@
+"""How many kernels a round launches: what a captured round is made of, counted on a CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.batch import RoundKind
+from runtime.graphs.state import RoundShape
+from tests.engine_harness import World, make_world
+from tests.fake_graph import make_llm
+from tests.launches import LAYER, counted_launches
+from tests.tiny_last_state import last_state_world
+
+NUM_TARGET_LAYERS = 2
+GAMMA = 4
+HEAD = {"head_argmax": 2}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("launches"))
+
+
+def launches_of(
+    world: World, proposer: str, gamma: int, batch: int, kind: RoundKind = "greedy"
+) -> tuple[Counter[str], Counter[str]]:
+    """Return what the draft phase of a round launches, and what the rest of it does."""
+    llm, made = make_llm(world, proposer=proposer, num_speculative_tokens=gamma)
+    shape = RoundShape(batch=batch, num_drafts=gamma, context=128, kind=kind)
+    assert llm.config.num_speculative_tokens == gamma
+    round_ = made[0].round
+    with torch.inference_mode():
+        round_.run(shape)  # what a shape fixes is made once
+        with counted_launches() as whole:
+            round_.run(shape)
+        with counted_launches() as draft:
+            round_.draft_phase(shape)
+    return draft, whole - draft
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_round_without_drafts(world: World, batch: int) -> None:
+    draft, rest = launches_of(world, "none", 0, batch)
+    assert draft == {"prepare_round": 1}
+    layers = Counter(LAYER * NUM_TARGET_LAYERS)
+    assert rest == layers + Counter(embed_stream=1, finish_round=1, **HEAD)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_step_of_an_eagle3_draft_is_its_layer_and_its_head(world: World, batch: int) -> None:
+    """Seven launches a step: five of the layer, whose first product joins, and two of the head."""
+    draft, rest = launches_of(world, "eagle3", GAMMA, batch)
+    layer = Counter(LAYER) - Counter(scaled_linear=1) + Counter(joined_linear=1)
+    steps: Counter[str] = Counter()
+    for _ in range(GAMMA - 1):
+        steps += layer + Counter(HEAD)
+    assert steps.total() == 7 * (GAMMA - 1)
+    assert draft == steps + Counter(prepare_round=1, embed_stream=1, **HEAD)
+    assert rest == Counter(LAYER * NUM_TARGET_LAYERS) + layer + Counter(
+        embed_stream=1, side_by_side=1, finish_round=1, linear=1, keep_rows=1, **HEAD
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_mtp_has_no_library_operations(batch: int, tmp_path: Path) -> None:
+    world = last_state_world(tmp_path, "mtp", num_layers=1)
+    draft, rest = launches_of(world, "mtp", 3, batch)
+    step = Counter(LAYER) + Counter(joined_linear=1, enter_stream=1, rms_norm=1, **HEAD)
+    assert draft == step + step + Counter(prepare_round=1, take_rows=1, **HEAD)
+    assert rest == Counter(LAYER * NUM_TARGET_LAYERS) + step + Counter(
+        embed_stream=1, finish_round=1, rms_norm=1, keep_rows=1
+    )
+
+
+def test_sampled_rounds_copy_no_row_of_options_twice(world: World) -> None:
+    draft, _ = launches_of(world, "eagle3", GAMMA, 4, "sampled")
+    assert draft["index_select"] == 8  # one for each option, by slot
+    assert draft["index"] == draft["stack"] == draft["copy_"] == draft["contiguous"] == 0
