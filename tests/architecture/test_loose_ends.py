@@ -104,6 +104,14 @@ def anchors(page: Path) -> set[str]:
     return named | set(re.findall(r'<a id="([^"]+)">', text))
 
 
+def test_the_index_leads_to_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    places = ("tutorials", "how-to", "explanation", "reference")
+    pages = [path for place in places for path in sorted((ROOT / "docs" / place).glob("*.md"))]
+    assert pages
+    assert not [page.name for page in pages if f"({page.parent.name}/{page.name})" not in index]
+
+
 def test_links_lead_somewhere() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     known = {page: anchors(page) for page in pages}
