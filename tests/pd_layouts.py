@@ -13,10 +13,10 @@ import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.disagg.agreement import RankAgreement
-from runtime.disagg.early import EarlySender
+from runtime.disagg.early import EarlySender, mark
 from runtime.disagg.frames import Frame, Offer, Prefilled
 from runtime.disagg.handshake import Hello, Layout
-from runtime.disagg.listen import Arrived, PeerEvent, Said
+from runtime.disagg.listen import Arrived, Said
 from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.outbox import Route, pool_block_bytes
 from runtime.disagg.remote import OpenWay, StageOutlet, StageSender
@@ -32,8 +32,10 @@ from runtime.loading import load_models
 from runtime.parallel.ranks import Ranks, ThreadExchange
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import split_stages
-from tests.pd_harness import DECODE, TIMEOUT_S, through_the_wire
+from tests.pd_harness import DECODE, TIMEOUT_S
+from tests.pd_ports import AnsweringPort, AskingPort, Notes
 from tests.queue_channel import QueueChannel
+from tests.slow_pool import SlowPool
 
 T = TypeVar("T")
 NUM_LAYERS = 4
@@ -58,47 +60,17 @@ def in_threads(
         return list(pool.map(guarded, ranks))
 
 
-class Port:
-    """One rank's port, filled by hand; every rank of a side gets the same."""
+class SettledChannel(QueueChannel):
+    """Control of a stage with slow kernels: what a forward reads of the one before is there."""
 
-    has_news = False
+    def __init__(self, slow: SlowPool) -> None:
+        super().__init__()
+        self._slow = slow
 
-    def __init__(self) -> None:
-        self.incoming: list[PeerEvent | Frame] = []
-        self.sent: list[Frame] = []
-
-    def poll(self):  # type: ignore[no-untyped-def]
-        found, self.incoming = tuple(self.incoming), []
+    def receive(self) -> tuple[torch.Tensor, ...]:
+        found = super().receive()
+        self._slow.settle()
         return found
-
-    def wait(self, timeout_s: float) -> bool:
-        return False
-
-    def may_write(self, peer: str) -> bool:
-        return True
-
-
-class AskingPort(Port):
-    def send(self, frame: Frame) -> None:
-        self.sent.append(through_the_wire(frame))
-
-
-class AnsweringPort(Port):
-    def send(self, peer: str, frame: Frame) -> None:
-        self.sent.append(through_the_wire(frame))
-
-
-class Notes:
-    """A board in memory."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-
-    def publish(self, key: str, value: str) -> None:
-        self._values[key] = value
-
-    def take(self, key: str) -> str | None:
-        return self._values.pop(key, None)
 
 
 class StageEnd:
@@ -116,6 +88,8 @@ class StageEnd:
             assert order.kv_heads == tuple(self._system.kv_heads)
             return self._system.routes(self._rank, layers)(order.arrived)
 
+        if self._system.slow is not None:
+            self._system.slow.watch(layers)
         return StageSender(
             pool=layers,
             layers=range(len(layers)),
@@ -124,6 +98,7 @@ class StageEnd:
             rank=self._rank,
             board=self._system.board,
             device=torch.device("cpu"),
+            mark_end=mark if self._system.slow is None else self._system.slow.mark,
         )
 
 
@@ -154,6 +129,7 @@ class System:
         prefill: tuple[int, int],
         decode: int,
         is_draft_split: tuple[bool, bool] = (True, True),
+        slow: SlowPool | None = None,
     ) -> None:
         """Build every rank.
 
@@ -161,7 +137,9 @@ class System:
             prefill: stages and ranks of each.
             decode: ranks.
             is_draft_split: on either side.
+            slow: makes the kernels of the first stage slow, which is one rank.
         """
+        self.slow = slow
         self.manifest = manifest
         self.config: RuntimeConfig = resolve_config(manifest, overrides)
         self.num_stages, self.size = prefill
@@ -281,7 +259,8 @@ class System:
     def stage_line(self, target, ranks: Ranks) -> StageLine | None:  # type: ignore[no-untyped-def]
         if self.num_stages == 1:
             return None
-        control, states = QueueChannel(timeout_s=60), QueueChannel(timeout_s=60)
+        control = QueueChannel(timeout_s=60) if self.slow is None else SettledChannel(self.slow)
+        states = QueueChannel(timeout_s=60)
         line = StageLine(target, controls=[control], upstream=states)
 
         def serve() -> None:

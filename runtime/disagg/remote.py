@@ -1,9 +1,10 @@
 """KV of the stages before the last: what they are told to send, and what they report.
 
 The last stage alone knows requests. It tells the stages before it where a decode server's pools are
-and which blocks are final; each writes its own layers through links of its own and reports when
-nothing more is read or written for a prompt. Orders travel behind the rows of the forwards that
-made the KV, in the same channel, so a stage has launched what it is told to send.
+and, ahead of the rows of each forward and in the same channel, which blocks that forward makes
+final. A stage sends a layer of them as soon as it has launched it, through links of its own, with
+the event that marks the end of that layer's kernels; it reports when nothing more is read or
+written for a prompt.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
 
 class Advance(msgspec.Struct, frozen=True, kw_only=True, tag="advance"):
-    """Blocks of a prompt before `end_block` are final; see `Transfer.send`."""
+    """The next forward makes the blocks of a prompt before `end_block` final, layer by layer."""
 
     number: int
     table: tuple[int, ...]
@@ -140,6 +141,7 @@ class StageSender:
         self._mark_end = mark_end
         self._ways: dict[str, Route | Diagnostic] = {}
         self._transfers: dict[int, Transfer | Diagnostic] = {}
+        self._due: list[tuple[Transfer, Advance]] = []
         self._ending: queue.SimpleQueue[tuple[int, Transfer] | None] = queue.SimpleQueue()
         self._reporter = threading.Thread(target=self._report_all, name="kv-reports", daemon=True)
         self._reporter.start()
@@ -160,6 +162,16 @@ class StageSender:
             self._advance(order)
         else:
             self._finish(order)
+
+    def layer_done(self, layer: int) -> None:
+        """Send what the forward that runs makes final of a layer; its kernels were launched."""
+        if not self._due:
+            return
+        ready = self._mark_end(self._device)
+        for transfer, order in self._due:
+            transfer.send(layer, order.table, end_block=order.end_block, ready=ready)
+        if layer == self._layers[-1]:
+            self._due.clear()
 
     def close(self) -> None:
         """Report what was written, and send nothing more."""
@@ -188,11 +200,8 @@ class StageSender:
 
     def _advance(self, order: Advance) -> None:
         transfer = self._transfers[order.number]
-        if not isinstance(transfer, Transfer):
-            return
-        ready = self._mark_end(self._device)
-        for layer in self._layers:
-            transfer.send(layer, order.table, end_block=order.end_block, ready=ready)
+        if isinstance(transfer, Transfer):
+            self._due.append((transfer, order))
 
     def _finish(self, order: Finish) -> None:
         transfer = self._transfers.pop(order.number)
@@ -343,7 +352,7 @@ class StageTransfer:
         return not self._missing
 
     def advance(self, table: Sequence[int], end_block: int) -> None:
-        """Have the blocks before `end_block` sent, which every stage has computed."""
+        """Have the blocks before `end_block` sent as the next forward runs, which ends them."""
         end = min(end_block, self.end_block)
         if end > self._num_sent:
             self._num_sent = end

@@ -19,7 +19,7 @@ from runtime.engine.block_manager import BlockManager
 from runtime.engine.commit import Kept, keep_tokens, take_text
 from runtime.engine.counting import RoundCounter
 from runtime.engine.device_rounds import DeviceRounds
-from runtime.engine.forwards import Forwards, LocalForwards, RowsDone
+from runtime.engine.forwards import Forwards, LocalForwards, RowsListener
 from runtime.engine.handover import Arrival, Handover
 from runtime.engine.lanes import LaneResult
 from runtime.engine.pipeline import Pipeline
@@ -204,14 +204,14 @@ class Engine:
         return True
 
     @torch.inference_mode()
-    def step(self, on_rows: RowsDone | None = None) -> tuple[RequestDelta, ...]:
+    def step(self, listener: RowsListener | None = None) -> tuple[RequestDelta, ...]:
         """Run one round and return what it added to each request.
 
-        `on_rows` is told of every target layer whose keys and values of a round were launched.
+        `listener` is told of rows before they are sent off and of every layer once launched.
         After a fault that is no request's nothing is under way, and requests are as they were.
         """
         try:
-            return self._step(on_rows)
+            return self._step(listener)
         except Exception:  # whatever it is, it is raised again, and no round goes on that it broke
             self._rounds.abandon()
             for request_id in self._leaving:
@@ -219,7 +219,7 @@ class Engine:
             self._leaving.clear()
             raise
 
-    def _step(self, on_rows: RowsDone | None) -> tuple[RequestDelta, ...]:
+    def _step(self, listener: RowsListener | None) -> tuple[RequestDelta, ...]:
         if self._pipeline is not None:
             results = self._pipeline.next_results()
             if results is not None:
@@ -229,12 +229,12 @@ class Engine:
             plan = self._scheduler.schedule(num_parts=self._rounds.num_parts)
             if not plan.requests:
                 break
-            failed += self._fail_all(self._rounds.start(plan, is_heard=on_rows is not None))
+            failed += self._fail_all(self._rounds.start(plan, listener))
         has_progress = bool(self._rounds) or bool(failed)
         may_wait = self.handover.is_holding or not self._requests
         assert has_progress or may_wait, "no request in flight can be scheduled"
         while self._rounds:
-            started, done, blamed = self._rounds.finish(on_rows)
+            started, done, blamed = self._rounds.finish(listener)
             failed += self._fail_all(blamed)
             if done is not None:
                 return (*failed, *self._commit(done, started))

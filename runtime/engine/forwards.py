@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from runtime.batch import PreparedBatch
@@ -13,6 +14,20 @@ from runtime.parallel.messages import SlotNews
 
 RowsDone: TypeAlias = Callable[[int, Sequence[SlotNews]], None]
 """Told of a target layer once its keys and values of a forward's rows were launched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsListener:
+    """Hears of the rows of forwards, which are eager then.
+
+    Args:
+        on_sent_off: told of a forward's rows before any stage has them.
+        on_layer: told of each layer of the stage that commits.
+    """
+
+    on_sent_off: Callable[[Sequence[SlotNews]], None]
+    on_layer: RowsDone
+
 
 _Inputs: TypeAlias = tuple[PreparedBatch, Sequence[KVLayer], tuple[int, ...]]
 _Submitted: TypeAlias = tuple[_Inputs, Sequence[SlotNews]]

@@ -7,7 +7,8 @@ with the answer, and drafts where the decode side wants them. Slot and blocks ar
 nothing reads them any more; only then the decode side is told the outcome.
 
 Over several ranks each has such an engine, all get the same events at the same steps, and the ports
-of all but the first send nothing. Stages before this one are told what to send.
+of all but the first send nothing. Stages before this one are told, ahead of each forward, which
+blocks it makes final, and send their layers in the same way.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from runtime.disagg.ports import DecodePort
 from runtime.disagg.remote import StageOutlet
 from runtime.engine.engine import Engine
 from runtime.engine.first_drafts import first_drafts
+from runtime.engine.forwards import RowsListener
 from runtime.engine.prefill_jobs import PrefillJob
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
@@ -176,7 +178,9 @@ class PrefillEngine:
         self.engine.flush_cache()
 
     def _compute(self) -> tuple[RequestDelta, ...]:
-        deltas = self.engine.step(self._send_layer)
+        deltas = self.engine.step(
+            RowsListener(on_sent_off=self._tell_stages, on_layer=self._send_layer)
+        )
         for delta in deltas:
             if delta.error is not None:
                 self._fail(delta)
@@ -272,6 +276,15 @@ class PrefillEngine:
             before=None if stages is None else stages.begin(peer, asked),
         )
 
+    def _tell_stages(self, news: Sequence[SlotNews]) -> None:
+        """Say which blocks the next forward makes final on the stages before this one."""
+        for item in news:
+            request = self.engine.handover.in_slot(item.slot)
+            job = self._jobs.get(request.request_id)
+            if job is not None and job.answer is None and job.before is not None:
+                end = self._end_block(job, request, item.start + item.num_rows)
+                job.before.advance(request.placed.table.blocks, end)
+
     def _send_layer(self, layer: int, news: Sequence[SlotNews]) -> None:
         """Send the blocks of a target layer that a forward has completed."""
         ready = self._mark_end(self.engine.config.device)
@@ -280,15 +293,14 @@ class PrefillEngine:
             self._send(layer, request, item.start + item.num_rows, ready)
 
     def _send_rest(self) -> None:
-        """Send what a round made beside this stage's target layers, of prompts that go on."""
+        """Send what a round made beside the target's layers, of prompts that go on."""
         for request_id, job in self._jobs.items():
             request = self.engine.find(request_id)
             if job.answer is None and request is not None and request.placement is not None:
                 self._send_draft(request)
 
     def _send_draft(self, request: Request) -> None:
-        """Send the draft's layers and the stages before this one, as far as they are final."""
-        job = self._jobs[request.request_id]
+        """Send the draft's layers, as far as they are final."""
         num_computed = request.placed.num_computed_tokens
         ready = self._mark_end(self.engine.config.device)
         is_whole = num_computed >= request.num_prompt_tokens
@@ -297,9 +309,6 @@ class PrefillEngine:
         num_draft_layers = len(self._parts.pool) - self._parts.num_pool_target_layers
         for layer in range(first, first + num_draft_layers):
             self._send(layer, request, num_computed - behind, ready)
-        if job.before is not None:
-            end = self._end_block(job, request, num_computed)
-            job.before.advance(request.placed.table.blocks, end)
 
     def _send(self, layer: int, request: Request, num_final: int, ready: Ready) -> None:
         job = self._jobs.get(request.request_id)

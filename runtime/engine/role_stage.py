@@ -152,6 +152,9 @@ class _OfferedPool:
         """Take no orders."""
         raise AssertionError(f"{len(order)} bytes of orders to a decode server's stage")
 
+    def layer_done(self, layer: int) -> None:
+        """Send nothing."""
+
     def close(self) -> None:
         """Take the pool back."""
         self.receiver.close()
@@ -167,6 +170,10 @@ class _SentPool:
     def obey(self, order: bytes) -> None:
         """Send as the last stage says."""
         self.orders.obey(order)
+
+    def layer_done(self, layer: int) -> None:
+        """Send what the forward has made final of a layer."""
+        self.orders.layer_done(layer)
 
     def close(self) -> None:
         """End the writes, then the lines: a line that ended means that nothing is written."""

@@ -5,7 +5,7 @@ Between the halves other rounds over other requests may be under way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -75,8 +75,11 @@ def start_round(
     kv_block_size: int,
     vocab_size: int,
     device: torch.device,
+    on_sent_off: Callable[[Sequence[SlotNews]], None] | None = None,
 ) -> StartedRound:
     """Draft for the work of a plan and send its rows off; no request changes.
+
+    `on_sent_off` is told of the rows just before.
 
     Sync: none.
     """
@@ -92,9 +95,10 @@ def start_round(
     else:
         proposal = no_drafts(len(views), device)
     packed = pack_round(plan, proposal, kv_block_size=kv_block_size)
-    forwards.submit(
-        packed.batch, target_kv, proposer.aux_layer_ids, [_news(span) for span in packed.spans]
-    )
+    news = [_news(span) for span in packed.spans]
+    if on_sent_off is not None:
+        on_sent_off(news)
+    forwards.submit(packed.batch, target_kv, proposer.aux_layer_ids, news)
     return under_way(plan, packed)
 
 

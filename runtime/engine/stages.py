@@ -43,6 +43,9 @@ class StagePoolOrders(Protocol):
     def obey(self, order: bytes) -> None:
         """Carry out what the last stage says, behind the forwards before."""
 
+    def layer_done(self, layer: int) -> None:
+        """Take in that a forward has launched a layer, counted over the whole target."""
+
 
 class StageKV(Protocol):
     """What a stage of a prefill or decode server does with its KV pool."""
@@ -128,7 +131,13 @@ class StageWorker:
         pool = self._pools[message.engine]
         pool.lengths.apply(message.news)
         states = self._receive(message.aux_layer_ids)
-        states = self._model.run_stage(message.batch, pool.kv, message.aux_layer_ids, states)
+        states = self._model.run_stage(
+            message.batch,
+            pool.kv,
+            message.aux_layer_ids,
+            states,
+            on_layer=None if pool.orders is None else pool.orders.layer_done,
+        )
         end = self._model.first_layer + self._model.num_layers
         names = captured_before(message.aux_layer_ids, end)
         self._downstream.send([states.residual_ND, *(states.captured[name] for name in names)])

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.engine.forwards import Forwards, RowsDone
+from runtime.engine.forwards import Forwards, RowsListener
 from runtime.engine.prefills import DevicePrefills
 from runtime.engine.prepare import PackedRound
 from runtime.engine.request import Request
@@ -79,16 +79,16 @@ class RoundsUnderWay:
         """Rounds over which decoding requests are spread."""
         return self._forwards.depth
 
-    def start(self, plan: Plan, *, is_heard: bool = False) -> list[Blamed]:
+    def start(self, plan: Plan, listener: RowsListener | None = None) -> list[Blamed]:
         """Start a round of a plan, without the requests that its drafts fail for.
 
         Args:
             plan: a prefill that the device can run alone goes first; other requests of its plan
                 then wait for the next one.
-            is_heard: whether somebody listens to the layers of its forward, which is eager then.
+            listener: hears of its rows before they are sent off; its forward is eager then.
         """
         prefill = None
-        if self._prefills is not None and not is_heard and not self._started:
+        if self._prefills is not None and listener is None and not self._started:
             prefill = self._prefills.start(plan)
         if prefill is not None:
             self._started.append(prefill)
@@ -104,6 +104,7 @@ class RoundsUnderWay:
                     kv_block_size=self._kv_block_size,
                     vocab_size=self._target.facts.vocab_size,
                     device=self._target.device,
+                    on_sent_off=None if listener is None else listener.on_sent_off,
                 )
             except DiagnosticError as error:
                 found = _blamed(error, plan.requests)
@@ -115,12 +116,12 @@ class RoundsUnderWay:
         return blamed
 
     def finish(
-        self, on_rows: RowsDone | None = None
+        self, listener: RowsListener | None = None
     ) -> tuple[StartedRound, Round | None, list[Blamed]]:
         """Wait for the oldest round.
 
         Args:
-            on_rows: told of every layer of its forward.
+            listener: told of every layer of its forward.
 
         Returns:
             The round, what it yielded, and whom a fault names; after a fault there is no yield, and
@@ -136,12 +137,12 @@ class RoundsUnderWay:
                 target=self._target,
                 proposer=self._proposer,
                 forced=self._forced,
-                on_rows=on_rows,
+                on_rows=None if listener is None else listener.on_layer,
             )
         except DiagnosticError as error:
             blamed = _blamed(error, started.plan.requests)
             rest = started.plan.without(tuple(item.request for item in blamed))
-            again = self.start(rest, is_heard=on_rows is not None)
+            again = self.start(rest, listener)
             return started, None, [*blamed, *again]
         return started, done, []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from runtime.engine.forwards import RowsListener
 from runtime.engine.request import RequestDelta, RequestInput
 from tests.engine_harness import prompt_of
 from tests.fake_graph import make_agreeing_world, make_llm
@@ -36,10 +37,16 @@ def test_what_is_left_of_a_round_that_failed_is_heard(tmp_path: Path) -> None:
     llm.engine.add_request(ill)
     llm.engine.add_request(well)
     layers: list[int] = []
+    sent_off: list[int] = []
+    listener = RowsListener(
+        on_sent_off=lambda news: sent_off.append(len(news)),
+        on_layer=lambda layer, _: layers.append(layer),
+    )
     found: list[RequestDelta] = []
     while all(delta.error is not None for delta in found):
-        found += llm.own_engine.step(lambda layer, _: layers.append(layer))
+        found += llm.own_engine.step(listener)
     assert [delta.error and delta.error.code for delta in found] == ["SD924", None]
     assert len(found[1].ids_target) == 1
     assert graph.prefills == []
+    assert sent_off == [2, 1]
     assert layers == 2 * list(range(llm.models.target.num_layers))

@@ -1,0 +1,85 @@
+"""Kernels made slow behind an engine's back.
+
+What a layer's forward just wrote is taken away and put back some time after, keys before values, as
+a GPU that runs behind its host would write it. The mark that goes with the layer waits for that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from runtime.kv import KVLayer
+
+DELAY_S = 0.01
+
+
+class SlowWriter:
+    """Puts content back after a while; its mark waits for that, or does not."""
+
+    def __init__(self, items: Sequence[tuple[torch.Tensor, torch.Tensor]], is_waited: bool) -> None:
+        self._items = items
+        self._is_waited = is_waited
+        for tensor, _ in items:
+            tensor.fill_(float("nan"))
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    @torch.inference_mode()  # a stage makes its pool in it, and mode is of a thread
+    def _run(self) -> None:
+        for tensor, content in self._items:
+            time.sleep(DELAY_S)
+            tensor.copy_(content)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many a mark covers: keys and values of a layer are two."""
+        return len(self._items)
+
+    def away(self) -> list[torch.Tensor]:
+        """Return what it may not have put back yet."""
+        return [item for item, _ in self._items] if self.thread.is_alive() else []
+
+    def synchronize(self) -> None:
+        if self._is_waited:
+            self.thread.join()
+
+
+class SlowPool:
+    """Makes marks; each belongs to what changed in a pool since the last one."""
+
+    def __init__(self, *, is_waited: bool) -> None:
+        self.layers: tuple[KVLayer, ...] = ()
+        self.writers: list[SlowWriter] = []
+        self._is_waited = is_waited
+        self._known: dict[int, torch.Tensor] = {}
+
+    def watch(self, layers: Sequence[KVLayer]) -> None:
+        self.layers = tuple(layers)
+        self._known = {id(item): item.clone() for item in self._tensors()}
+
+    def mark(self, device: torch.device) -> SlowWriter:
+        del device
+        away = {id(item) for writer in self.writers for item in writer.away()}
+        changed = [
+            item
+            for item in self._tensors()
+            if id(item) not in away and not torch.equal(item, self._known[id(item)])
+        ]
+        items = [(item, item.clone()) for item in changed]
+        self._known |= {id(tensor): content for tensor, content in items}
+        self.writers.append(SlowWriter(items, self._is_waited))
+        return self.writers[-1]
+
+    def settle(self) -> None:
+        """Wait for the "device": the next forward reads what this one wrote."""
+        for writer in self.writers:
+            writer.thread.join()
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for layer in self.layers:
+            yield layer.k
+            yield layer.v
