@@ -74,6 +74,21 @@ class Loaded:
         return self.config.proposer != "none"
 
 
+def idle_steps(settings: BenchSettings, *, has_processes: bool) -> tuple[Diagnostic, ...]:
+    """Return SD805 where samples of steps are asked for that are taken in one process only."""
+    if not (has_processes and settings.step_samples):
+        return ()
+    return (
+        diagnose(
+            "SD805",
+            where="--step-samples",
+            message="`step_samples` has no effect: steps are measured where all of a model is in "
+            "one process",
+            found=settings.step_samples,
+        ),
+    )
+
+
 def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchSettings) -> Loaded:
     """Load a manifest's models, or make random ones for a config.
 
@@ -106,6 +121,7 @@ def load_for_bench(manifest: Path | None, overrides: Overrides, settings: BenchS
         )
         if has_errors(found):
             raise DiagnosticError(found)
+        found += idle_steps(settings, has_processes=staged.peers is not None)
         loaded = Loaded(
             path=manifest or settings.shape or directory,
             manifest=facts,

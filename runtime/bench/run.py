@@ -101,11 +101,13 @@ def run_bench(
     if settings.reference is not None:
         references = read_references(settings.reference, settings.reference_set)
     loaded = load_for_bench(manifest, overrides, settings)
-    if loaded.has_processes:
-        settings = replace(settings, step_samples=0)  # steps are those of one process
     with closing(loaded.staged):
         for diagnostic in loaded.diagnostics:
             on_diagnostic(diagnostic)
+        if loaded.has_processes:
+            settings = replace(settings, step_samples=0)
+        elif settings.step_samples is None:
+            settings = replace(settings, step_samples=DEFAULT_STEP_SAMPLES)
         return _run(manifest, loaded, settings, references, on_progress)
 
 

@@ -43,7 +43,8 @@ class BenchSettings:
             the oracle is right.
         is_forced: accepted drafts follow a seeded schedule instead of the target's choices.
         contract: `off` adds an arm whose kernels may follow the number of rows.
-        step_samples: samples of every measured step; 0 measures no steps.
+        step_samples: samples of every measured step; 0 measures no steps; None: 20 where steps can
+            be measured.
         command: as typed, for the report.
     """
 
@@ -64,7 +65,7 @@ class BenchSettings:
     accept_length: float | None = None
     is_forced: bool = False
     contract: Contract = "on"
-    step_samples: int = DEFAULT_STEP_SAMPLES
+    step_samples: int | None = None
     command: str = ""
 
 

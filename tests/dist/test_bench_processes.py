@@ -25,8 +25,12 @@ def test_two_points_over_two_stages_of_two_ranks(
     """Engines of the first point are given up on every process before the second one's come."""
     options = ["--prompt-tokens", "9,17", "--max-tokens", "6", "--device", "cpu", "--json"]
     layout = ["--pp", "2", "--tp", "2", "--pp-processes"]
-    assert run(["bench", str(manifest), *options, *layout]) == 0, "the arms' answers differ"
-    report = json.loads(capsys.readouterr().out)
+    more = ["--step-samples", "3", "--rank-timeout-s", "60"]
+    assert run(["bench", str(manifest), *options, *layout, *more]) == 0, "the arms' answers differ"
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert said.err.count("SD805") == 1
+    assert "`step_samples` has no effect" in said.err
     spread = "2 stages of 2 ranks (draft over 2) (3+1 layers) in processes over gloo"
     assert report["settings"]["layout"].startswith(spread)
     assert len(report["points"]) == 2

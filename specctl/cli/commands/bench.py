@@ -25,6 +25,7 @@ from specctl.cli.shared_options import (
     NumSpeculativeTokens,
     PipelineParallel,
     Proposer,
+    RankTimeout,
     Seed,
     StageLayers,
     StagesInProcess,
@@ -134,14 +135,14 @@ def bench(
         ),
     ] = Contract.on,
     step_samples: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--step-samples",
             min=0,
-            help="Samples of each step's time; 0 measures none, as do stages and ranks that are "
-            "processes.",
+            help="Samples of each step's time, default 20; 0 measures none. Stages and ranks that "
+            "are processes have none.",
         ),
-    ] = 20,
+    ] = None,
     num_speculative_tokens: NumSpeculativeTokens = None,
     length_mode: LengthModeOption = None,
     cost_table: CostTable = None,
@@ -151,6 +152,7 @@ def bench(
     draft_tensor_parallel: DraftTensorParallel = None,
     stage_layers: StageLayers = None,
     stages_in_process: StagesInProcess = None,
+    rank_timeout_s: RankTimeout = None,
     load_format: LoadFormat = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -226,6 +228,7 @@ def bench(
         tensor_parallel=tensor_parallel,
         draft_tensor_parallel=draft_tensor_parallel,
         stages_in_process=stages_in_process,
+        rank_timeout_s=rank_timeout_s,
         load_format=load_format,
         device=device,
         dtype=dtype,

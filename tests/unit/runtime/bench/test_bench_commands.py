@@ -56,6 +56,19 @@ def test_generate_refuses_what_contradicts_itself(
     assert "SD909" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["generate", "bench"])
+def test_a_limit_of_other_processes_has_no_effect_in_one(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    more = ["hello"] if command == "generate" else ["--prompts", str(PROMPTS), "--limit", "1"]
+    more += ["--step-samples", "0"] if command == "bench" else []
+    options = ["--device", "cpu", "--max-tokens", "4", "--rank-timeout-s", "5"]
+    assert run([command, str(tiny_pair), *more, *options]) == 0
+    said = capsys.readouterr().err
+    assert "SD805" in said
+    assert "`rank_timeout_s` has no effect: there is one process" in said
+
+
 def test_a_difference_is_reported() -> None:
     one = Speed(tokens=10, seconds=2.0, tokens_per_s=5.0)
     report = main.GenerateReport(

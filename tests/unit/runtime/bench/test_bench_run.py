@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from runtime import main
+from runtime.bench.arms import idle_steps
 from runtime.bench.compare import compare_runs, first_difference
 from runtime.bench.environment import source_digests
 from runtime.bench.margin import TopTwo, top_two_after
@@ -54,6 +55,18 @@ def test_report_follows_the_published_schema(report: main.BenchReport) -> None:
     assert {"points", "identical", "environment", "copy"} <= set(document)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**document, "extra": 1}, published)
+
+
+@pytest.mark.parametrize(
+    ("given", "has_processes", "codes"),
+    [(3, True, ["SD805"]), (3, False, []), (0, True, []), (None, True, [])],
+)
+def test_samples_of_steps_that_nobody_takes_are_said(
+    given: int | None, has_processes: bool, codes: list[str]
+) -> None:
+    found = idle_steps(main.BenchSettings(step_samples=given), has_processes=has_processes)
+    assert [item.code for item in found] == codes
+    assert all((item.where, item.found) == ("--step-samples", "3") for item in found)
 
 
 def test_arms_alternate_and_their_sums_hold(raw: main.RawBench, report: main.BenchReport) -> None:
