@@ -29,6 +29,7 @@ from runtime.engine.caches import Caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.llm import LLM
 from runtime.engine.prefill_role import PrefillEngine, PrefillParts
+from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.state import RoundShape
 from runtime.server.role_settings import RoleOptions
 from runtime.server.roles import PrefillRole, role_plan
@@ -92,8 +93,7 @@ class Marks:
 
         def observed(observation: Observation) -> None:
             observe(observation)
-            if self.decoding is None:
-                self.prefilled = Mark(self.device)
+            self.end_prefill()
 
         def proposed(views: Sequence[RequestView]) -> Proposal:
             if any(view.num_drafts for view in views):
@@ -111,7 +111,19 @@ class Marks:
                 self.start()
                 launch(shape, buffer)
 
+            launch_prefill = runner.launch_prefill
+
+            def launched_prefill(shape: PrefillShape) -> None:
+                launch_prefill(shape)
+                self.end_prefill()
+
             runner.launch = launched  # type: ignore[method-assign]
+            runner.launch_prefill = launched_prefill  # type: ignore[method-assign]
+
+    def end_prefill(self) -> None:
+        """Mark the end of a prefill, eager or captured, before decoding starts."""
+        if self.decoding is None:
+            self.prefilled = Mark(self.device)
 
     def start(self) -> None:
         """Mark the start of decoding, once."""

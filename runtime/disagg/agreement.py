@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.disagg.failures import carrier_failed
+from runtime.disagg.failures import not_written
 from runtime.parallel.ranks import Ranks
 from specctl.contract.diagnostics import Diagnostic
 
@@ -92,9 +92,8 @@ class RankAgreement:
             return own.problem
         if _FAILED not in outcomes:
             return None
-        return carrier_failed(
-            "ranks", f"rank {outcomes.index(_FAILED)} of the stage failed; its log says why"
-        )
+        rank = outcomes.index(_FAILED)
+        return not_written(f"rank {rank} of the stage", "it failed; its log says why")
 
 
 def _numbers(ended: Ended | None) -> tuple[int, int]:

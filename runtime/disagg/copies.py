@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
 
+from runtime.disagg.failures import carrier_failed
 from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
+from specctl.contract.diagnostics import DiagnosticError
+
+_POLL_S = 20e-6
 
 
 class BlockIndices:
@@ -54,3 +59,51 @@ def copy_blocks(
         heads = read.narrow(1, move.source_head, move.num_heads)
         picked = heads.index_select(0, blocks_in).to(written.device)
         written.narrow(1, move.destination_head, move.num_heads).index_copy_(0, blocks_out, picked)
+
+
+class MappedLink:
+    """Copies into a pool of another process that is mapped here."""
+
+    def __init__(
+        self,
+        name: str,
+        source: tuple[KVLayer, ...],
+        destination: tuple[KVLayer, ...],
+        *,
+        mappings: Sequence[object] = (),
+    ) -> None:
+        """Copy from `source` into `destination`.
+
+        Args:
+            name: of the carrier.
+            source: this process's pool.
+            destination: the mapped one.
+            mappings: what the tensors of `destination` live as long as.
+        """
+        self._name = name
+        self._source = source
+        self._destination = destination
+        self._mappings = tuple(mappings)
+        self._indices = BlockIndices()
+
+    def write(self, move: BlockMove) -> None:
+        """Copy, or launch the copy on the current stream; see `Link.write`."""
+        copy_blocks(move, self._source, self._destination, self._indices)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for copies within a GPU; those into host memory are done. See `Link.finish`."""
+        if not self._destination[0].k.is_cuda:
+            return
+        stream = torch.cuda.current_stream()
+        end = time.monotonic() + timeout_s
+        while not stream.query():
+            if time.monotonic() > end:
+                found = f"no end within {timeout_s:g} s"
+                raise DiagnosticError(carrier_failed(self._name, found))
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        self._destination = ()
+        self._source = ()
+        self._mappings = ()

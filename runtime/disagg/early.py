@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.disagg.failures import carrier_failed
+from runtime.disagg.failures import not_written
 from runtime.disagg.transport import BlockMove, Link
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 
@@ -186,4 +186,4 @@ def _problem(error: Exception) -> Diagnostic:
     """Return the carrier's own finding, or SD863 for what the device raised."""
     if isinstance(error, DiagnosticError):
         return error.diagnostics[0]
-    return carrier_failed("device", str(error).partition("\n")[0] or type(error).__name__)
+    return not_written("device of the pool", str(error).partition("\n")[0] or type(error).__name__)

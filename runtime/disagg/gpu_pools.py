@@ -6,23 +6,19 @@ receiver launches after it is told reads the copied blocks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
 import torch
 
 from runtime.config import DTYPES, dtype_name
-from runtime.disagg.copies import BlockIndices, copy_blocks
 from runtime.disagg.failures import carrier_failed
-from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
 from runtime.parallel.gpu_memory import gpu_name, open_memory, share_memory
 from runtime.parallel.lost import first_line
 from specctl.contract.diagnostics import DiagnosticError
 
 _NAME = "shared"
-_POLL_S = 20e-6
 
 
 class _Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,31 +84,3 @@ def open_pool(address: GpuAddress, device: torch.device) -> tuple[KVLayer, ...]:
         found = f"CUDA IPC was refused: {first_line(error)}"
         raise DiagnosticError(carrier_failed(_NAME, found)) from error
     return tuple(KVLayer(k=k, v=v) for k, v in zip(views[::2], views[1::2], strict=True))
-
-
-class GpuLink:
-    """Copies on the current stream of the thread that writes."""
-
-    def __init__(self, source: tuple[KVLayer, ...], destination: tuple[KVLayer, ...]) -> None:
-        """Copy from `source` into `destination`, both on one GPU."""
-        self._source = source
-        self._destination = destination
-        self._indices = BlockIndices()
-
-    def write(self, move: BlockMove) -> None:
-        """Launch the copy; see `Link.write`."""
-        copy_blocks(move, self._source, self._destination, self._indices)
-
-    def finish(self, timeout_s: float) -> None:
-        """Wait for the copies; see `Link.finish`."""
-        stream = torch.cuda.current_stream()
-        end = time.monotonic() + timeout_s
-        while not stream.query():
-            if time.monotonic() > end:
-                raise DiagnosticError(carrier_failed(_NAME, f"no end within {timeout_s:g} s"))
-            time.sleep(_POLL_S)
-
-    def close(self) -> None:
-        """Let go of the mapping."""
-        self._destination = ()
-        self._source = ()

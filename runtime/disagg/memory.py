@@ -16,9 +16,9 @@ import msgspec
 import torch
 
 from runtime.config import DTYPES, dtype_name
-from runtime.disagg.copies import BlockIndices, copy_blocks
+from runtime.disagg.copies import BlockIndices, MappedLink, copy_blocks
 from runtime.disagg.failures import carrier_failed
-from runtime.disagg.gpu_pools import GpuAddress, GpuLink, GpuReceiver, open_pool
+from runtime.disagg.gpu_pools import GpuAddress, GpuReceiver, open_pool
 from runtime.disagg.transport import BlockMove, Link, Receiver
 from runtime.kv import KVLayer, zeroed
 from specctl.contract.diagnostics import DiagnosticError
@@ -169,14 +169,14 @@ class SharedTransport:
         """
         found = msgspec.msgpack.decode(address, type=_Address | GpuAddress)
         if isinstance(found, GpuAddress):
-            return GpuLink(tuple(layers), open_pool(found, layers[0].k.device))
+            return MappedLink(self.name, tuple(layers), open_pool(found, layers[0].k.device))
         try:
             memories = [attach(segment.name) for segment in found.segments]
         except FileNotFoundError as error:
             raise DiagnosticError(carrier_failed(self.name, "a segment is gone")) from error
         views = [_view(m, s) for m, s in zip(memories, found.segments, strict=True)]
         pool = tuple(KVLayer(k=k, v=v) for k, v in zip(views[::2], views[1::2], strict=True))
-        return SharedLink(tuple(layers), memories, pool)
+        return MappedLink(self.name, tuple(layers), pool, mappings=memories)
 
 
 class SharedReceiver:
@@ -194,35 +194,6 @@ class SharedReceiver:
         for memory in self._memories:
             memory.unlink()
         self._memories = ()
-
-
-class SharedLink:
-    """Copies into the mapped pool at once."""
-
-    def __init__(
-        self,
-        source: tuple[KVLayer, ...],
-        memories: Sequence[shared_memory.SharedMemory],
-        destination: tuple[KVLayer, ...],
-    ) -> None:
-        """Copy from `source` into `destination`, whose layers lie in `memories`."""
-        self._source = source
-        self._memories = tuple(memories)  # the views live as long as these
-        self._destination = destination
-        self._indices = BlockIndices()
-
-    def write(self, move: BlockMove) -> None:
-        """Copy; see `Link.write`."""
-        copy_blocks(move, self._source, self._destination, self._indices)
-
-    def finish(self, timeout_s: float) -> None:
-        """Wait for nothing: copies of a CPU are done, those of a GPU end in host memory."""
-        del timeout_s
-
-    def close(self) -> None:
-        """Let go of the mapping."""
-        self._destination = ()
-        self._source = ()
 
 
 def attach(name: str) -> shared_memory.SharedMemory:

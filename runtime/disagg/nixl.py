@@ -51,6 +51,20 @@ def load_nixl() -> Any:
     )
 
 
+def library_errors(api: Any) -> tuple[type[Exception], ...]:
+    """Return what calls of NIXL raise; the exceptions of its binding share no base class.
+
+    Args:
+        api: its Python module, which the meta package may have from another one.
+    """
+    package = str(api.nixl_agent.__module__).rpartition(".")[0]
+    binding = vars(importlib.import_module(f"{package}._bindings"))
+    own = [
+        item for item in binding.values() if isinstance(item, type) and issubclass(item, Exception)
+    ]
+    return (RuntimeError, *own)
+
+
 class NixlTransport:
     """One NIXL agent for all pools and links of a process."""
 
@@ -67,6 +81,7 @@ class NixlTransport:
         # an hour, and arrive in blocks that have long had another use.
         os.environ["UCX_TCP_USER_TIMEOUT"] = f"{self.linger_s:g}s"
         self._api = load_nixl()
+        self._errors = library_errors(self._api)
         config = self._api.nixl_agent_config(backends=["UCX"])
         self._agent = self._api.nixl_agent(f"specctl-{uuid.uuid4().hex}", config)
         self._registered: dict[int, Any] = {}
@@ -93,9 +108,9 @@ class NixlTransport:
         self._register(layers)
         try:
             peer = self._agent.add_remote_agent(found.metadata)
-        except Exception as error:  # the binding's exceptions share no base class
+        except self._errors as error:
             raise DiagnosticError(carrier_failed("nixl", str(error))) from error
-        return NixlLink(self._agent, peer, tuple(layers), found.layers)
+        return NixlLink(self._agent, peer, tuple(layers), found.layers, errors=self._errors)
 
     def _register(self, layers: Sequence[KVLayer]) -> None:
         for layer in layers:
@@ -124,8 +139,11 @@ class NixlLink:
         peer: str,
         layers: tuple[KVLayer, ...],
         destination: list[LayerPlace],
+        *,
+        errors: tuple[type[Exception], ...],
     ) -> None:
-        """Write `layers` as `agent` into memory of `peer`."""
+        """Write `layers` as `agent` into memory of `peer`; `errors` are what its calls raise."""
+        self._errors = errors
         self._agent = agent
         self._peer = peer
         self._layers = layers  # a registration does not keep its memory alive
@@ -148,7 +166,7 @@ class NixlLink:
             )
             self._handles.append(handle)
             state = self._agent.transfer(handle)
-        except Exception as error:  # the binding's exceptions share no base class
+        except self._errors as error:
             raise DiagnosticError(carrier_failed("nixl", str(error))) from error
         if state == "ERR":
             raise DiagnosticError(carrier_failed("nixl", "a transfer ended in an error"))
@@ -179,7 +197,7 @@ class NixlLink:
     def _state(self, handle: Any) -> str:
         try:
             return str(self._agent.check_xfer_state(handle))
-        except Exception as error:  # the binding's exceptions share no base class
+        except self._errors as error:
             raise DiagnosticError(carrier_failed("nixl", str(error))) from error
 
 

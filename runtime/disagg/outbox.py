@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.disagg.early import EarlySender, Outcome, Ready
-from runtime.disagg.failures import carrier_failed
+from runtime.disagg.failures import not_written
 from runtime.disagg.reshard import HeadMove, Side
 from runtime.disagg.transport import BlockMove, Link
 from runtime.kv import KVLayer
@@ -91,6 +91,11 @@ class Route:
     links: Mapping[int, Link]
     may_write: MayWrite
 
+    def close(self) -> None:
+        """Let go of the links, after the last transfer."""
+        for link in self.links.values():
+            link.close()
+
 
 class Passage:
     """A link as one transfer sees it: its failures are its own, and it ends when writes must."""
@@ -103,7 +108,7 @@ class Passage:
     def write(self, move: BlockMove) -> None:
         """Start to copy; see `Link.write`."""
         if not self._may_write():
-            raise DiagnosticError(carrier_failed("line", "the decode server was not heard of"))
+            raise DiagnosticError(not_written("line to the decode server", "it was not heard of"))
         self._link.write(move)
 
     def finish(self, timeout_s: float) -> None:

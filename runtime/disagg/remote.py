@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from runtime.disagg.early import EarlySender, Ready, mark
-from runtime.disagg.failures import carrier_failed
+from runtime.disagg.failures import not_written
 from runtime.disagg.frames import Prefill
 from runtime.disagg.listen import Arrived
 from runtime.disagg.outbox import Route, Transfer
@@ -154,8 +154,8 @@ class StageSender:
         elif isinstance(order, CloseWay):
             way = self._ways.pop(order.peer, None)
             self._sender.leave(order.peer)
-            for link in way.links.values() if isinstance(way, Route) else ():
-                link.close()
+            if isinstance(way, Route):
+                way.close()
         elif isinstance(order, Begin):
             self._begin(order)
         elif isinstance(order, Advance):
@@ -373,4 +373,4 @@ class StageTransfer:
 
 def no_line() -> Diagnostic:
     """Return SD863 for a rank that a decode server did not greet."""
-    return carrier_failed("line", "the decode server has not greeted this rank")
+    return not_written("line to the decode server", "it has not greeted this rank")

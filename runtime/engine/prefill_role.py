@@ -239,8 +239,8 @@ class PrefillEngine:
             self._left.discard(peer)
             way = self._ways.pop(peer, None)
             self._sender.leave(peer)
-            for link in () if way is None else way.links.values():
-                link.close()
+            if way is not None:
+                way.close()
             if self._parts.stages is not None:
                 self._parts.stages.close(peer)
 

@@ -7,92 +7,94 @@ their engines do the same; what they answer leaves from the first one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar, get_args
 
 from runtime.disagg.frames import Failed, Frame, Prefilled, Released
-from runtime.disagg.listen import Arrived, Left, Said
+from runtime.disagg.listen import PeerEvent
 from runtime.disagg.ports import DecodePort, PrefillPort
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.prefill_role import PrefillEngine
 from runtime.engine.request import Admission, RequestDelta, RequestInput
 
-RoleNews: TypeAlias = Frame | Arrived | Said | Left
+RoleNews: TypeAlias = Frame | PeerEvent
+N = TypeVar("N", bound=RoleNews)
+N_co = TypeVar("N_co", bound=RoleNews, covariant=True)
 
 
-class ToldPrefillPort:
-    """A decode rank's port: what came is told, what is sent leaves from the first rank."""
+class _Heard(Protocol[N_co]):
+    """What a connection says, whichever role it is of."""
 
-    def __init__(self, real: PrefillPort | None = None) -> None:
-        """Stand before `real`; None: on another rank than the first."""
-        self._real = real
-        self._told: list[Frame] = []
+    @property
+    def has_news(self) -> bool:
+        """Whether something came since the last `poll`."""
+
+    def poll(self) -> tuple[N_co, ...]:
+        """Return what came."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for news; whether there are some."""
+
+
+class ToldPort(Generic[N]):
+    """One rank's port: what came is told to all, what is sent leaves from the first rank."""
+
+    def __init__(self, real: _Heard[N] | None, kinds: type[N] | tuple[type[N], ...]) -> None:
+        """Stand before `real`, whose news are of `kinds`; None: on another rank than the first."""
+        self._heard = real
+        self._kinds = kinds
+        self._told: list[N] = []
 
     @property
     def has_news(self) -> bool:
         """Whether a connection of this rank said something."""
-        return self._real is not None and self._real.has_news
+        return self._heard is not None and self._heard.has_news
 
-    def fetch(self) -> tuple[Frame, ...]:
+    def fetch(self) -> tuple[N, ...]:
         """Return what came, for all ranks."""
-        return () if self._real is None else self._real.poll()
+        return () if self._heard is None else self._heard.poll()
 
     def hear(self, news: Sequence[RoleNews]) -> None:
         """Take in what came, from `fetch` of the first rank."""
         for item in news:
-            assert not isinstance(item, Arrived | Said | Left), "frames come to a decode server"
+            assert isinstance(item, self._kinds), f"{type(item).__name__} came to the other role"
             self._told.append(item)
 
-    def poll(self) -> tuple[Frame, ...]:
+    def poll(self) -> tuple[N, ...]:
         """Return what was told since the last call."""
         told, self._told = tuple(self._told), []
         return told
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for news on the first rank; the others wait for that one."""
+        return self._heard is not None and self._heard.wait(timeout_s)
+
+
+class ToldPrefillPort(ToldPort[Frame]):
+    """A decode rank's port; see `ToldPort`."""
+
+    def __init__(self, real: PrefillPort | None = None) -> None:
+        """Stand before `real`; None: on another rank than the first."""
+        super().__init__(real, get_args(Frame))
+        self._real = real
 
     def send(self, frame: Frame) -> None:
         """Send on the first rank."""
         if self._real is not None:
             self._real.send(frame)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for news on the first rank; the others wait for that one."""
-        return self._real is not None and self._real.wait(timeout_s)
 
-
-class ToldDecodePort:
-    """A prefill rank's port; see `ToldPrefillPort`."""
+class ToldDecodePort(ToldPort[PeerEvent]):
+    """A prefill rank's port; see `ToldPort`."""
 
     def __init__(self, real: DecodePort | None = None) -> None:
         """Stand before `real`; None: on another rank than the first."""
+        super().__init__(real, get_args(PeerEvent))
         self._real = real
-        self._told: list[Arrived | Said | Left] = []
-
-    @property
-    def has_news(self) -> bool:
-        """Whether a connection of this rank said something."""
-        return self._real is not None and self._real.has_news
-
-    def fetch(self) -> tuple[Arrived | Said | Left, ...]:
-        """Return what came, for all ranks."""
-        return () if self._real is None else self._real.poll()
-
-    def hear(self, news: Sequence[RoleNews]) -> None:
-        """Take in what came, from `fetch` of the first rank."""
-        for item in news:
-            assert isinstance(item, Arrived | Said | Left), "events come to a prefill server"
-            self._told.append(item)
-
-    def poll(self) -> tuple[Arrived | Said | Left, ...]:
-        """Return what was told since the last call."""
-        told, self._told = tuple(self._told), []
-        return told
 
     def send(self, peer: str, frame: Prefilled | Failed | Released) -> None:
         """Send on the first rank."""
         if self._real is not None:
             self._real.send(peer, frame)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for news on the first rank; the others wait for that one."""
-        return self._real is not None and self._real.wait(timeout_s)
 
 
 class RoleRank:

@@ -31,6 +31,9 @@ from runtime.parallel.channels import Channel
 from runtime.parallel.messages import Kind, SlotLengths, SlotNews, StageInput, decode, encode
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
+_FORWARD_FAULTS = (RuntimeError, AssertionError, LookupError, TypeError, ValueError)
+"""What layers, kernels and their libraries raise when they fail over their inputs."""
+
 
 def captured_before(aux_layer_ids: Sequence[int], first_layer: int) -> tuple[int, ...]:
     """Return the ids, ascending, whose states stages before `first_layer` have captured."""
@@ -103,7 +106,7 @@ class StageWorker:
         except DiagnosticError as error:
             self._downstream.send([_as_tensor(error.diagnostics[0])])
             raise
-        except Exception as error:
+        except _FORWARD_FAULTS as error:  # others end the process, which is SD855
             self._downstream.send([_as_tensor(self._fault(error))])
             raise
 
@@ -332,11 +335,6 @@ class PipelinedTarget:
         self._line = line
         self._engine = engine
         self._submitted: deque[_Forward] = deque()
-
-    @property
-    def num_submitted(self) -> int:
-        """Forwards that were submitted and not collected."""
-        return len(self._submitted)
 
     def submit(
         self,

@@ -17,7 +17,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 
@@ -26,18 +25,9 @@ from runtime.disagg.nixl import NixlTransport
 from runtime.disagg.transport import BlockMove, Link, Transport
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import DiagnosticError
-from tests.dist.cluster import (
-    LIMIT_S,
-    Server,
-    Zygote,
-    hold,
-    prompts_and_answers,
-    read_answer,
-    release,
-    wait_held,
-    write_pair,
-)
-from tests.dist.namespaces import Star, enter_with_devices, star, why_not, within
+from tests.dist.cluster import LIMIT_S, Server, hold, release, wait_held
+from tests.dist.namespaces import Star, enter_with_devices, star, why_not
+from tests.dist.star_servers import LISTEN, Work, ask, star_servers
 from tests.dist.test_library_transports import is_installed
 
 pytestmark = [
@@ -46,8 +36,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-PORT, LISTEN = 8000, 9000
-Work = list[tuple[list[int], list[int]]]
 
 
 @pytest.fixture(params=["shared", "nixl", "mooncake"])
@@ -60,57 +48,21 @@ def carrier(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def site(carrier: str, tmp_path: Path) -> Iterator[tuple[Star, Server, list[Server], Work]]:
-    manifest = write_pair(tmp_path)
-    zygote = Zygote(tmp_path / "zygote.log")
-    serve = [
-        *("serve", str(manifest), "--device", "cpu", "--max-num-requests", "4"),
-        *("--num-kv-blocks", "128", "--peer-silence-s", "1.5", "--port", str(PORT)),
-        *("--transport", carrier),
-    ]
     has_host = carrier == "mooncake"
-    servers: list[Server] = []
-
-    def server(name: str, namespace: str, *options: str) -> Server:
-        made = Server(name, tmp_path, zygote, (*serve, *options), PORT, namespace=namespace)
-        servers.append(made)
-        made.start()
-        return made
-
-    with star(2) as made:
-        try:
-            listen = ("--role", "prefill", "--listen", f"0.0.0.0:{LISTEN}")
-            listen += ("--transfer-timeout-s", "5")
-            prefill = server("prefill", made.middle, *listen)
-            decode = [
-                server(
-                    *(f"decode{number}", made.others[number], "--role", "decode"),
-                    *("--peer", f"{made.address(number, of_middle=True)}:{LISTEN}"),
-                    *(("--transport-host", made.address(number)) if has_host else ()),
-                )
-                for number in range(2)
-            ]
-            for item in servers:
-                item.wait_answering()
-            yield made, prefill, decode, prompts_and_answers(manifest, 6, seed=5)
-        finally:
-            for item in servers:
-                item.kill()
-            zygote.close()
-
-
-def ask(decode: Server, work: tuple[list[int], list[int]]) -> tuple[list[int], str | None]:
-    prompt, expected = work
-    body = {"prompt": prompt, "max_tokens": len(expected), "return_token_ids": True}
-    answer = within(
-        decode.namespace,
-        lambda: httpx.post(
-            f"{decode.url}/v1/completions",
-            json=body | {"temperature": 0},
-            timeout=90,
-            trust_env=False,
-        ),
-    )
-    return read_answer(answer, is_stream=False)
+    with star_servers(tmp_path, "--transport", carrier) as servers:
+        made = servers.star
+        listen = ("--role", "prefill", "--listen", f"0.0.0.0:{LISTEN}")
+        prefill = servers.start("prefill", made.middle, *listen, "--transfer-timeout-s", "5")
+        decode = [
+            servers.start(
+                *(f"decode{number}", made.others[number], "--role", "decode"),
+                *("--peer", f"{made.address(number, of_middle=True)}:{LISTEN}"),
+                *(("--transport-host", made.address(number)) if has_host else ()),
+            )
+            for number in range(2)
+        ]
+        servers.wait_answering()
+        yield made, prefill, decode, servers.work
 
 
 def test_other_decode_servers_are_served_while_one_is_cut_off(

@@ -12,29 +12,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import httpx
 import pytest
 
-from tests.dist.cluster import (
-    LIMIT_S,
-    Server,
-    Zygote,
-    hold,
-    prompts_and_answers,
-    read_answer,
-    release,
-    wait_held,
-    write_pair,
-)
-from tests.dist.namespaces import Star, star, why_not, within
+from tests.dist.cluster import LIMIT_S, Server, hold, release, wait_held
+from tests.dist.namespaces import Star, why_not
+from tests.dist.star_servers import LISTEN, Work, ask, star_servers
 
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.timeout(240),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-PORT, LISTEN = 8000, 9000
-SILENCE_S = 1.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,18 +32,11 @@ class Site:
     star: Star
     prefill: list[Server]
     decode: Server
-    work: list[tuple[list[int], list[int]]]
+    work: Work
 
     def ask(self, number: int) -> tuple[list[int], str | None]:
         """Return the ids that the decode server answers, and the code of its error."""
-        prompt, expected = self.work[number]
-        body = {"prompt": prompt, "max_tokens": len(expected), "return_token_ids": True}
-        url = f"{self.decode.url}/v1/completions"
-        answer = within(
-            self.star.middle,
-            lambda: httpx.post(url, json=body | {"temperature": 0}, timeout=90, trust_env=False),
-        )
-        return read_answer(answer, is_stream=False)
+        return ask(self.decode, self.work[number])
 
     def wait_ready(self) -> None:
         """Wait until the decode server reaches both prefill servers."""
@@ -77,44 +58,17 @@ class Site:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    directory = tmp_path_factory.mktemp("cut")
-    manifest = write_pair(directory)
-    zygote = Zygote(directory / "zygote.log")
-    serve = [
-        *("serve", str(manifest), "--device", "cpu", "--max-num-requests", "4"),
-        *("--num-kv-blocks", "128", "--peer-silence-s", str(SILENCE_S), "--port", str(PORT)),
-    ]
-    servers: list[Server] = []
-
-    def server(name: str, namespace: str, *options: str) -> Server:
-        servers.append(Server(name, directory, zygote, (*serve, *options), PORT))
-        servers[-1].namespace = namespace
-        servers[-1].start()
-        return servers[-1]
-
-    with star(2) as made:
-        try:
-            listens = [f"{made.address(number)}:{LISTEN}" for number in range(2)]
-            prefill = [
-                server(f"prefill{n}", made.others[n], "--role", "prefill", "--listen", listen)
-                for n, listen in enumerate(listens)
-            ]
-            peers = ",".join(listens)
-            asks = ("--role", "decode", "--peer", peers, "--peer-wait-s", "1")
-            decode = server("decode", made.middle, *asks)
-            site = Site(
-                star=made,
-                prefill=prefill,
-                decode=decode,
-                work=prompts_and_answers(manifest, 6, seed=5),
-            )
-            for item in servers:
-                item.wait_answering()
-            yield site
-        finally:
-            for item in servers:
-                item.kill()
-            zygote.close()
+    with star_servers(tmp_path_factory.mktemp("cut")) as servers:
+        made = servers.star
+        listens = [f"{made.address(number)}:{LISTEN}" for number in range(2)]
+        prefill = [
+            servers.start(f"prefill{n}", made.others[n], "--role", "prefill", "--listen", listen)
+            for n, listen in enumerate(listens)
+        ]
+        asks = ("--role", "decode", "--peer", ",".join(listens), "--peer-wait-s", "1")
+        decode = servers.start("decode", made.middle, *asks)
+        servers.wait_answering()
+        yield Site(star=made, prefill=prefill, decode=decode, work=servers.work)
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         code="SD869",
-        slug="role-over-several-ranks",
+        slug="role-ranks-do-not-divide-heads",
         severity="error",
         summary="A prefill or decode server cannot be spread over this number of ranks.",
         why=(

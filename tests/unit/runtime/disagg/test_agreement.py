@@ -37,5 +37,6 @@ def test_a_transfer_is_over_everywhere_and_failed_where_one_rank_failed(
     assert (first["ill"].num_kv_bytes, second["ill"].problem) == (1, REFUSED)
     told = first["ill"].problem
     assert told is not None
-    assert (told.code, told.found) == ("SD863", "rank 1 of the stage failed; its log says why")
+    assert (told.code, told.where) == ("SD863", "rank 1 of the stage")
+    assert told.found == "it failed; its log says why"
     assert [record.getMessage() for record in caplog.records] == [f"ill: {REFUSED.oneline()}"]

@@ -126,7 +126,6 @@ def test_forwards_under_way_give_the_bits_of_the_whole(manifest: Manifest, num_s
     with line(manifest, num_stages) as pipeline, torch.inference_mode():
         for batch, item in steps:
             pipeline.target.submit(batch, pipeline.kv, AUX, [item])
-        assert pipeline.target.num_submitted == len(steps)
         for batch, _ in steps:
             expected = whole.forward(batch, kv, AUX)
             found = pipeline.target.collect()
@@ -195,7 +194,6 @@ def test_forwards_that_are_let_go_leave_the_line_in_step(manifest: Manifest) -> 
         for slot in (0, 1):
             pipeline.target.submit(rows(slot, 0, 5), pipeline.kv, (), [news(slot, 0, 5, -1)])
         pipeline.target.abandon()
-        assert pipeline.target.num_submitted == 0
         pipeline.target.submit(rows(1, 0, 6), pipeline.kv, (), [news(1, 0, 6, 0)])
         expected = whole.forward(rows(1, 0, 6), new_kv(whole)).hidden_ND
         assert torch.equal(pipeline.target.collect().hidden_ND, expected)

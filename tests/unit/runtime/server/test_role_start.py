@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from runtime.config import Overrides
-from runtime.disagg.handshake import CarrierName
+from runtime.disagg.handshake import CarrierName, Role
 from runtime.disagg.limits import Limits
+from runtime.disagg.memory import SharedTransport
+from runtime.engine.role_site import pool_allocator
+from runtime.kv import KVLayer
 from runtime.server.role_settings import RoleOptions
-from runtime.server.roles import transport_of
+from runtime.server.roles import role_plan, transport_of
 from specctl.cli.role_options import RoleFlags, ServeRole, check_role
 from specctl.contract.codec import load_manifest
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
@@ -37,6 +41,23 @@ def test_ranks_that_would_hold_parts_of_heads_are_refused() -> None:
         problem = refusal(RoleOptions(role="decode"), overrides)
         assert (problem.code, problem.where, problem.found) == ("SD869", "--tp", str(size))
         assert str(num_heads) in problem.message
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_only_a_pool_that_others_write_into_is_shared_memory(role: Role) -> None:
+    """A prefill server's would outlive it: the system's tracker says so when it ends."""
+    transport = SharedTransport()
+    plan = role_plan(RoleOptions(role=role, listen="127.0.0.1:9" if role == "prefill" else None))
+    allocate = pool_allocator(plan, transport)
+    k, v = (allocate((2, 1, 4, 8), torch.float32, torch.device("cpu")) for _ in range(2))
+    assert not k.any()
+    layers = (KVLayer(k=k, v=v),)
+    if role == "decode":
+        transport.receive_into(layers).close()
+        return
+    with pytest.raises(DiagnosticError) as caught:
+        transport.receive_into(layers)
+    assert caught.value.diagnostics[0].found == "a pool outside shared memory"
 
 
 def test_memory_joins_no_processes() -> None:
