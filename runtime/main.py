@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,11 +133,12 @@ def serve(
         DiagnosticError: SD834, and what `LLM.from_manifest` raises.
     """
     with _runtime_extra():
-        if _served_as_other_rank(manifest, engine):
+        own = launched_options(manifest, engine)
+        if own is None:
             return
         from runtime.server.start import serve_manifest
 
-        serve_manifest(manifest, engine.to_overrides(), options, on_diagnostic=on_diagnostic)
+        serve_manifest(manifest, own.to_overrides(), options, on_diagnostic=on_diagnostic)
 
 
 def route(options: RouteOptions) -> None:
@@ -166,12 +167,13 @@ def generate(
         DiagnosticError: SD834, SD908-SD913, and what `LLM.from_manifest` raises.
     """
     with _runtime_extra():
-        if _served_as_other_rank(manifest, engine):
+        own = launched_options(manifest, engine)
+        if own is None:
             raise SystemExit(0)  # rank 0 has the answer
         from runtime.bench.single import answer_one
 
         return answer_one(
-            manifest, engine.to_overrides(), options, on_text=on_text, on_diagnostic=on_diagnostic
+            manifest, own.to_overrides(), options, on_text=on_text, on_diagnostic=on_diagnostic
         )
 
 
@@ -191,13 +193,14 @@ def bench(
         DiagnosticError: SD834, SD832, SD909, SD920-SD922, and what `load_for_bench` raises.
     """
     with _runtime_extra():
-        if manifest is not None and _served_as_other_rank(manifest, engine):
+        own = engine if manifest is None else launched_options(manifest, engine)
+        if own is None:
             raise SystemExit(0)  # rank 0 has the report
         from runtime.bench.run import run_bench
 
         return run_bench(
             manifest,
-            engine.to_overrides(),
+            own.to_overrides(),
             settings,
             on_progress=on_progress,
             on_diagnostic=on_diagnostic,
@@ -231,19 +234,31 @@ def doctor_facts() -> dict[str, str | int | float | bool]:
     return facts
 
 
-def _served_as_other_rank(manifest: Path, engine: EngineOptions) -> bool:
-    """Serve a stage when a launcher started this process as one; False: it is rank 0, or alone."""
-    from runtime.engine.stage_process import is_other_rank, serve_launched
+def launched_options(manifest: Path, engine: EngineOptions) -> EngineOptions | None:
+    """Return the options of this process; None: it served as another rank than 0, and is done.
 
-    if not is_other_rank():
-        return False
-    serve_launched(
-        manifest,
-        pipeline_parallel=engine.pipeline_parallel or 1,
-        device=engine.device,
-        rank_timeout_s=engine.rank_timeout_s,
+    Raises:
+        DiagnosticError: SD832, a launcher started another number of processes than the options
+            ask for, or says what cannot be; see `serve_rank` for another rank.
+    """
+    from runtime.engine.stage_process import serve_launched
+    from runtime.parallel.launch import launch_of, refuse_another_size
+    from runtime.parallel.layout import ParallelLayout
+
+    launch = launch_of()
+    if launch is None:
+        return engine
+    is_together = bool(engine.stages_in_process)
+    layout = ParallelLayout(
+        pipeline_parallel=1 if is_together else engine.pipeline_parallel or 1,
+        tensor_parallel=engine.tensor_parallel or 1,
     )
-    return True
+    refuse_another_size(layout, launch)
+    if launch.rank == 0:
+        # The GPUs of one host do not tell whether launched stages share one.
+        return replace(engine, stages_in_process=False) if layout.pipeline_parallel > 1 else engine
+    serve_launched(manifest, layout, device=engine.device, rank_timeout_s=engine.rank_timeout_s)
+    return None
 
 
 def _triton_version() -> str:

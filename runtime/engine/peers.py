@@ -27,13 +27,8 @@ from runtime.disagg.role_plan import RolePlan
 from runtime.engine.lockstep import Lockstep
 from runtime.engine.stages import StageLine
 from runtime.models import TargetModel
-from runtime.parallel.groups import (
-    Launch,
-    ProcessGroups,
-    launch_environment,
-    launch_of,
-    new_store,
-)
+from runtime.parallel.groups import ProcessGroups, new_store
+from runtime.parallel.launch import Launch, launch_environment, launch_of
 from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.lost import lost_peer
 from runtime.parallel.pulse import PulseWatch

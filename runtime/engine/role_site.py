@@ -35,7 +35,8 @@ from runtime.engine.role_rank import RoleRank, ToldDecodePort, ToldPrefillPort
 from runtime.engine.stages import StageLine
 from runtime.kernels.gemm_table import gemm_table_digest
 from runtime.kv import Allocate, zeroed
-from runtime.parallel.groups import Launch, ProcessGroups
+from runtime.parallel.groups import ProcessGroups
+from runtime.parallel.launch import Launch
 from runtime.parallel.ranks import Ranks
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import Manifest

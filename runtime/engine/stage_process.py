@@ -36,7 +36,8 @@ from runtime.engine.stages import StageWorker
 from runtime.engine.text import load_tokenizer
 from runtime.loading import load_models
 from runtime.models import TargetModel
-from runtime.parallel.groups import Launch, ProcessGroups, launch_of
+from runtime.parallel.groups import ProcessGroups
+from runtime.parallel.launch import Launch, launch_of
 from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.pulse import Pulse
 from runtime.parallel.ranks import ONE_RANK
@@ -50,29 +51,24 @@ logger = logging.getLogger(__name__)
 _TERM_GRACE_S = 60.0  # twice what a server gives its requests
 
 
-def is_other_rank() -> bool:
-    """Whether a launcher started this process as another rank than 0."""
-    launch = launch_of()
-    return launch is not None and launch.rank > 0
-
-
 def serve_launched(
-    path: Path, *, pipeline_parallel: int, device: str | None, rank_timeout_s: float | None
+    path: Path, layout: ParallelLayout, *, device: str | None, rank_timeout_s: float | None
 ) -> None:
     """Serve the part of a rank that `torchrun` started with the user's own command.
+
+    Signals end it at once until the last stage says begin: what waits there hears no handler.
 
     Raises:
         DiagnosticError: see `serve_rank`.
     """
-    launch = launch_of()
-    assert launch is not None, "a launcher started this process"
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
-    prepare_signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     has_gpu = device is None or device == "auto" or device.startswith("cuda")
     serve_rank(
         path,
-        pipeline_parallel=pipeline_parallel,
-        tensor_parallel=max(1, launch.world_size // pipeline_parallel),
+        pipeline_parallel=layout.pipeline_parallel,
+        tensor_parallel=layout.tensor_parallel,
         device="cuda" if has_gpu else "cpu",
         rank_timeout_s=DEFAULT_RANK_TIMEOUT_S if rank_timeout_s is None else rank_timeout_s,
     )
@@ -111,6 +107,7 @@ def serve_rank(
             raise
         groups.publish(ready_key(launch.rank), msgspec.json.encode(RankReport()).decode())
         groups.read(BEGIN_KEY)  # others may load for longer than a rank may be silent
+        prepare_signals()
         if groups.gpu_groups.is_empty:
             worker.run()
             return
@@ -149,7 +146,7 @@ def local_device(device: str, launch: Launch) -> torch.device:
 def _load(path: Path, groups: ProcessGroups) -> StageWorker | RoleWorker | Follower:
     plan = msgspec.json.decode(groups.read(PLAN_KEY), type=RankPlan)
     manifest = load_manifest(path)
-    _compare(plan, manifest)
+    refuse_another_start(plan, manifest, groups.layout)
     place = groups.place
     stage = split_stages(manifest, plan.pipeline_parallel, stage_layers=plan.stage_layers or None)[
         place.stage
@@ -208,7 +205,25 @@ def describe(stage: Stage) -> str:
     return f"stage {stage.index}: " + ", ".join(parts)
 
 
-def _compare(plan: RankPlan, manifest: Manifest) -> None:
+def refuse_another_start(plan: RankPlan, manifest: Manifest, layout: ParallelLayout) -> None:
+    """Refuse to serve beside a rank 0 with another layout or manifest.
+
+    Raises:
+        DiagnosticError: SD853.
+    """
+    theirs = ParallelLayout(
+        pipeline_parallel=plan.pipeline_parallel, tensor_parallel=plan.tensor_parallel
+    )
+    if theirs != layout:
+        raise DiagnosticError(
+            diagnose(
+                "SD853",
+                where="--pp",
+                message="a rank was started for another layout than rank 0",
+                expected=f"--pp {theirs.pipeline_parallel} --tp {theirs.tensor_parallel}",
+                found=f"--pp {layout.pipeline_parallel} --tp {layout.tensor_parallel}",
+            )
+        )
     if plan.fingerprint == manifest.fingerprint:
         return
     raise DiagnosticError(

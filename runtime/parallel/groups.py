@@ -1,23 +1,19 @@
 """How the processes of a layout find each other: one store, one set of connections, scoped groups.
 
-A launcher (`torchrun`, or this program's own start of processes on one host) says in environment
-variables who is who; nothing else is read from them. Every wait has a limit. Facts are published in
+A launcher says who is who (`launch`). Every wait has a limit. Facts are published in
 the store and waited for by those who need them, so nothing at start-up is a collective over ranks
 that have no part in it; the only groups are those that sum, the ranks of one stage. How tensors
 travel follows from where ranks are: NCCL between two GPUs, CUDA IPC where two ranks share one,
 gloo through host memory for the rest, for all numbers, and for sums of ranks that share a GPU.
-*Source:* the variables are those of torch.distributed's `env://` start.
 """
 
 from __future__ import annotations
 
 import datetime
 import logging
-import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, TypeAlias
 
@@ -32,10 +28,11 @@ from runtime.parallel.channels import DistributedChannel
 from runtime.parallel.gpu_groups import GpuGroups, leave_aborts_to_us
 from runtime.parallel.gpu_memory import GpuSlots, gpu_name
 from runtime.parallel.hand_off import HandOff, NcclHandOff, RingHandOff
+from runtime.parallel.launch import Launch, refuse_another_size
 from runtime.parallel.layout import ParallelLayout, Place
 from runtime.parallel.lost import lost_as_diagnostic, lost_peer
 from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
-from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.diagnostics import DiagnosticError
 
 logger = logging.getLogger(__name__)
 
@@ -47,52 +44,6 @@ _IDLE = datetime.timedelta(days=365)
 _PREFIX = "specctl"
 Way: TypeAlias = Literal["nccl", "cuda-ipc", "gloo"]
 """How tensors of two ranks travel."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """What a launcher says about this process.
-
-    Args:
-        rank: in the world.
-        world_size: processes.
-        local_rank: among those of this host.
-        local_world_size: processes of this host.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-
-
-def launch_of(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """Return what a launcher said; None: nobody launched this process as one of several."""
-    values = os.environ if environment is None else environment
-    if "RANK" not in values or "WORLD_SIZE" not in values:
-        return None
-    rank, world_size = int(values["RANK"]), int(values["WORLD_SIZE"])
-    return Launch(
-        rank=rank,
-        world_size=world_size,
-        local_rank=int(values.get("LOCAL_RANK", rank)),
-        local_world_size=int(values.get("LOCAL_WORLD_SIZE", world_size)),
-    )
-
-
-def launch_environment(
-    launch: Launch, *, address: str, port: int, threads: str = "1"
-) -> dict[str, str]:
-    """Return the variables that `launch_of` and the store of a started process read."""
-    return {
-        "RANK": str(launch.rank),
-        "WORLD_SIZE": str(launch.world_size),
-        "LOCAL_RANK": str(launch.local_rank),
-        "LOCAL_WORLD_SIZE": str(launch.local_world_size),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
-    }
 
 
 def new_store(*, timeout_s: float = START_TIMEOUT_S) -> tuple[Store, int]:
@@ -145,17 +96,7 @@ class ProcessGroups:
             DiagnosticError: SD855, another process did not appear; SD832, a launcher started
                 another number of processes than the layout has.
         """
-        if launch.world_size != layout.world_size:
-            raise DiagnosticError(
-                diagnose(
-                    "SD832",
-                    where="--pp",
-                    message=f"{layout.pipeline_parallel} stages of {layout.tensor_parallel} ranks "
-                    f"are {layout.world_size} processes, {launch.world_size} were launched",
-                    expected=layout.world_size,
-                    found=launch.world_size,
-                )
-            )
+        refuse_another_size(layout, launch)
         self.layout = layout
         self.launch = launch
         self.place: Place = layout.place(launch.rank)
@@ -217,12 +158,13 @@ class ProcessGroups:
             return ONE_RANK
         ranks = list(self.layout.stage_ranks(self.place.stage))
         is_nccl = _all_apart([self._gpus[rank] for rank in ranks])
-        group = dist.new_group(
-            ranks,
-            timeout=datetime.timedelta(seconds=self._peer_timeout_s),
-            backend="nccl" if is_nccl else "gloo",
-            use_local_synchronization=True,
-        )
+        with lost_as_diagnostic():
+            group = dist.new_group(
+                ranks,
+                timeout=datetime.timedelta(seconds=self._peer_timeout_s),
+                backend="nccl" if is_nccl else "gloo",
+                use_local_synchronization=True,
+            )
         if not is_nccl:
             return DistributedRanks(group, wire=torch.device("cpu"))
         self.gpu_groups.add(group)
@@ -236,12 +178,13 @@ class ProcessGroups:
         """
         if self.layout.tensor_parallel == 1:
             return ONE_RANK
-        group = dist.new_group(
-            list(self.layout.stage_ranks(self.place.stage)),
-            timeout=datetime.timedelta(seconds=self._peer_timeout_s),
-            backend="gloo",
-            use_local_synchronization=True,
-        )
+        with lost_as_diagnostic():
+            group = dist.new_group(
+                list(self.layout.stage_ranks(self.place.stage)),
+                timeout=datetime.timedelta(seconds=self._peer_timeout_s),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
         return DistributedRanks(group)
 
     def _meet(self, are_others_alive: Callable[[], bool] | None) -> list[str]:

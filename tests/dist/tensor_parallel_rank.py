@@ -11,7 +11,8 @@ import torch
 from runtime.config import Overrides, resolve_config
 from runtime.engine.engine import Engine
 from runtime.engine.lockstep import EngineOrder, Lockstep, follow
-from runtime.parallel.groups import ProcessGroups, launch_of
+from runtime.parallel.groups import ProcessGroups
+from runtime.parallel.launch import launch_of
 from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.ranks import Ranks, rank_sum
 from specctl.contract.codec import load_manifest

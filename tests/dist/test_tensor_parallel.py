@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runtime.engine.llm import LLM
-from runtime.parallel.groups import Launch, launch_environment
+from runtime.parallel.launch import Launch, launch_environment
 from specctl.contract.codec import load_manifest
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.emit_manifest import emit_manifest

@@ -6,16 +6,9 @@ import pytest
 import torch
 
 from runtime.parallel.gpu_memory import gpu_name
-from runtime.parallel.groups import (
-    Launch,
-    ProcessGroups,
-    launch_environment,
-    launch_of,
-    transport_of,
-    way_between,
-)
+from runtime.parallel.groups import transport_of, way_between
+from runtime.parallel.launch import Launch, launch_environment, launch_of
 from runtime.parallel.layout import ParallelLayout
-from specctl.contract.diagnostics import DiagnosticError
 
 LAUNCH = Launch(rank=3, world_size=4, local_rank=1, local_world_size=2)
 
@@ -29,14 +22,6 @@ def test_what_is_passed_to_a_process_is_what_it_reads() -> None:
     variables = launch_environment(LAUNCH, address="host-a", port=29500)
     assert launch_of(variables) == LAUNCH
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("host-a", "29500")
-
-
-def test_another_number_of_processes_than_the_layout_has_is_refused() -> None:
-    """Before anything is waited for."""
-    layout = ParallelLayout(pipeline_parallel=3, tensor_parallel=1)
-    with pytest.raises(DiagnosticError, match="SD832") as caught:
-        ProcessGroups(layout, LAUNCH, device=torch.device("cpu"))
-    assert (caught.value.diagnostics[0].expected, caught.value.diagnostics[0].found) == ("3", "4")
 
 
 @pytest.mark.parametrize(
