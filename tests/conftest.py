@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,10 +15,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # read when torch is imported: a core f
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> FileScheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
     """Let `tests.workers` share the files out; other kinds of `--dist` stay as they are."""
     if config.getoption("dist") != "loadfile":
         return None
     from tests.workers import file_scheduling
 
-    return file_scheduling(config)
+    return file_scheduling(config, log)

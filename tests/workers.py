@@ -7,6 +7,8 @@ left for the end, when the workers should finish together.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -27,7 +29,7 @@ class FileScheduling(LoadScopeScheduling):
         return unit_of(nodeid)
 
 
-def file_scheduling(config: pytest.Config) -> FileScheduling:
+def file_scheduling(config: pytest.Config, log: Any) -> FileScheduling:
     """Return the scheduler of a run."""
     config.option.loadscopereorder = False
-    return FileScheduling(config)
+    return FileScheduling(config, log)
