@@ -5,31 +5,25 @@ from runtime.config.resolve import resolve_config
 from runtime.config.speculation import draft_width
 from runtime.config.values import (
     DEFAULT_RANK_TIMEOUT_S,
-    DEVICE_DTYPES,
     DRAFT_PROPOSERS,
     DTYPES,
-    ConfigOrigin,
     LengthMode,
     LoadFormat,
     Overrides,
     ProposerName,
     RuntimeConfig,
-    StageMode,
     dtype_name,
 )
 
 __all__ = [
     "DEFAULT_RANK_TIMEOUT_S",
-    "DEVICE_DTYPES",
     "DRAFT_PROPOSERS",
     "DTYPES",
-    "ConfigOrigin",
     "LengthMode",
     "LoadFormat",
     "Overrides",
     "ProposerName",
     "RuntimeConfig",
-    "StageMode",
     "draft_width",
     "dtype_name",
     "force_anchor",
