@@ -73,7 +73,7 @@ def start_round(
     proposer: Proposer,
     target_kv: Sequence[KVLayer],
     kv_block_size: int,
-    vocab_size: int,
+    target_vocab_size: int,
     device: torch.device,
     on_sent_off: Callable[[Sequence[SlotNews]], None] | None = None,
 ) -> StartedRound:
@@ -89,7 +89,7 @@ def start_round(
             proposer,
             views,
             [work.request.placed.received for work in plan.decodes],
-            vocab_size=vocab_size,
+            target_vocab_size=target_vocab_size,
             device=device,
         )
     else:

@@ -102,7 +102,7 @@ class RoundsUnderWay:
                     proposer=self._proposer,
                     target_kv=self._target_kv,
                     kv_block_size=self._kv_block_size,
-                    vocab_size=self._target.facts.vocab_size,
+                    target_vocab_size=self._target.facts.vocab_size,
                     device=self._target.device,
                     on_sent_off=None if listener is None else listener.on_sent_off,
                 )

@@ -30,7 +30,7 @@ class ServedModel:
 
     Args:
         name: id under /v1/models.
-        vocab_size: rows of the target's embedding.
+        target_vocab_size: rows of the target's embedding.
         max_model_len: prompt and new tokens of one request at most.
         num_speculative_tokens: drafts of a round at most.
         fingerprint: the manifest's handshake fingerprint.
@@ -39,7 +39,7 @@ class ServedModel:
     """
 
     name: str
-    vocab_size: int
+    target_vocab_size: int
     max_model_len: int
     num_speculative_tokens: int
     fingerprint: str
@@ -275,7 +275,7 @@ def _option_problems(options: RequestOptions, served: ServedModel) -> list[Diagn
 
 
 def _ids_problems(pointer: str, ids_target: Sequence[int], served: ServedModel) -> list[Diagnostic]:
-    worst = next((item for item in ids_target if not 0 <= item < served.vocab_size), None)
+    worst = next((item for item in ids_target if not 0 <= item < served.target_vocab_size), None)
     if worst is None:
         return []
     return [
@@ -283,7 +283,7 @@ def _ids_problems(pointer: str, ids_target: Sequence[int], served: ServedModel) 
             "SD910",
             where=f"body#/{pointer}",
             message=f"the token id {worst} is outside the target's vocabulary",
-            expected=f"0 to {served.vocab_size - 1}",
+            expected=f"0 to {served.target_vocab_size - 1}",
             found=worst,
             help="Use ids of the target's own tokenizer",
         )

@@ -123,7 +123,7 @@ def make_services(
     chat.warm()
     served = ServedModel(
         name=model_name,
-        vocab_size=config.target_vocab_size,
+        target_vocab_size=config.target_vocab_size,
         max_model_len=config.max_model_len,
         num_speculative_tokens=config.num_speculative_tokens,
         fingerprint=f"fp_{manifest.fingerprint.removeprefix('sha256:')[:16]}",

@@ -33,10 +33,12 @@ class ReceivedDrafts:
     q_GV: torch.Tensor | None
 
 
-def one_hot_law(ids_target: Sequence[int], vocab_size: int, device: torch.device) -> torch.Tensor:
+def one_hot_law(
+    ids_target: Sequence[int], target_vocab_size: int, device: torch.device
+) -> torch.Tensor:
     """Return float32 [G, V]: 1 at each id."""
     index_G = on_device(ids_target, device=device)
-    return torch.nn.functional.one_hot(index_G, vocab_size).to(torch.float32)
+    return torch.nn.functional.one_hot(index_G, target_vocab_size).to(torch.float32)
 
 
 def propose_or_receive(
@@ -44,7 +46,7 @@ def propose_or_receive(
     views: Sequence[RequestView],
     received: Sequence[ReceivedDrafts | None],
     *,
-    vocab_size: int,
+    target_vocab_size: int,
     device: torch.device,
 ) -> Proposal:
     """Return the proposal of a round in which drafts of some requests were received.
@@ -53,7 +55,7 @@ def propose_or_receive(
         proposer: makes the drafts of the others.
         views: all requests of the round.
         received: for each of them; more drafts than the view wants are left out.
-        vocab_size: V.
+        target_vocab_size: V.
         device: of the proposal.
     """
     if not any(received):
@@ -77,7 +79,7 @@ def propose_or_receive(
             ids_target_BG[b, : counts[b]] = on_device(ids, device=device)
     law = None
     if any(view.params.is_rejection for view in views):
-        law = _law(views, received, own, made.q, counts, vocab_size, device)
+        law = _law(views, received, own, made.q, counts, target_vocab_size, device)
     return Proposal(ids_target_BG=ids_target_BG, num_drafts=tuple(counts), q=law)
 
 
@@ -87,11 +89,11 @@ def _law(
     own: Sequence[int],
     made: DraftLaw | None,
     counts: Sequence[int],
-    vocab_size: int,
+    target_vocab_size: int,
     device: torch.device,
 ) -> DraftLaw:
     """Return the laws of all drafts over the target's vocabulary."""
-    shape = (len(views), max(counts, default=0), vocab_size)
+    shape = (len(views), max(counts, default=0), target_vocab_size)
     log_q_BGV = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)
     is_known = [False] * len(views)
     if made is not None:
@@ -104,11 +106,11 @@ def _law(
             continue
         q_GV = drafts.q_GV
         if q_GV is None:
-            q_GV = one_hot_law(drafts.ids_target, vocab_size, device)
+            q_GV = one_hot_law(drafts.ids_target, target_vocab_size, device)
         log_q_BGV[b, : counts[b]] = q_GV[: counts[b]].to(device).log()
         is_known[b] = views[b].params.is_rejection
     return DraftLaw(
         log_q_BGR=log_q_BGV,
-        ids_target_R=torch.arange(vocab_size, device=device),
+        ids_target_R=torch.arange(target_vocab_size, device=device),
         is_known=tuple(is_known),
     )

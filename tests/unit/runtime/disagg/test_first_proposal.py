@@ -211,7 +211,7 @@ def test_received_chains_of_a_batch_are_one_proposal() -> None:
         Nobody(),  # type: ignore[arg-type]
         views,
         received,
-        vocab_size=VOCAB_SIZE,
+        target_vocab_size=VOCAB_SIZE,
         device=CPU,
     )
     assert proposal.num_drafts == (3, 2, 1)
