@@ -35,7 +35,7 @@ def render(messages: Sequence[Mapping[str, object]]) -> str:
 def served_model(**changes: object) -> ServedModel:
     facts: dict[str, object] = {
         "name": "tiny",
-        "vocab_size": VOCAB_SIZE,
+        "target_vocab_size": VOCAB_SIZE,
         "max_model_len": 512,
         "num_speculative_tokens": 4,
         "fingerprint": "fp_test",
