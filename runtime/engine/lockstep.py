@@ -29,6 +29,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.request import Admission, RequestDelta, RequestInput
 from runtime.engine.role_rank import RoleRank
 from runtime.engine.stats import EngineStats
+from runtime.engine.until_lost import is_rank_fault
 from runtime.graphs.capture import GraphReport
 from runtime.parallel.ranks import Ranks
 from runtime.spec.oracle import OracleScript
@@ -132,10 +133,14 @@ class _Journal:
         A rank that is lost is noticed in another thread, which ends the step's waits for it.
 
         Raises:
-            DiagnosticError: SD855, a rank was lost meanwhile.
+            DiagnosticError: SD855, a rank was lost meanwhile; what the step raises.
         """
         try:
             yield
+        except DiagnosticError as error:
+            if self.problem is None and is_rank_fault(error):
+                self.problem = error.diagnostics[0]
+            raise
         except RuntimeError as error:  # of the device, over values that never came
             if self.problem is not None:
                 raise DiagnosticError(self.problem) from error

@@ -27,7 +27,7 @@ from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.lost import lost_peer
 from runtime.parallel.pulse import pulse_key
 from runtime.parallel.ranks import ONE_RANK
-from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.ops.emit_manifest import emit_manifest
 from tests.queue_channel import QueueChannel
 from tests.tiny import write_tiny_target
@@ -186,6 +186,18 @@ def test_a_way_through_the_host_is_left_to_end_by_itself(
     while peers.problem is None:
         peers._is_closing.wait(0.01)
     peers.close()
+
+
+@pytest.mark.parametrize("code", ["SD855", "SD916"])
+def test_a_step_that_lost_a_rank_is_the_last(order: EngineOrder, code: str) -> None:
+    """And no request is taken afterwards; another fault leaves the ranks in step."""
+    wait = DeviceWait()
+    wait.abort()
+    problem = diagnose(code, where="here", message="it broke")
+    lockstep, leader = led(order, wait, DiagnosticError(problem))
+    with pytest.raises(DiagnosticError, match=code):
+        leader.step()
+    assert lockstep.problem == (problem if code == "SD855" else None)
 
 
 class AbortedChannel(QueueChannel):
