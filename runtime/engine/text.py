@@ -195,7 +195,7 @@ class TemplateRenderer:
     def warm(self) -> None:
         """Load the template now instead of at the first chat request."""
         if self.has_template:
-            assert self._tokenizer is not None
+            _ = self._tokenizer  # and keep it; an assert would be left out under -O
 
     def __call__(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Render messages; see `ChatRenderer`."""

@@ -213,11 +213,11 @@ async def _read_body(request: Request) -> bytes:
 
 def _add_error_handlers(app: FastAPI) -> None:
     async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, DiagnosticError)
+        assert isinstance(error, DiagnosticError), "registered for these"
         return error_response(error.diagnostics)
 
     async def unrouted(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+        assert isinstance(error, HTTPException), "registered for these"
         place = f"{request.method} {request.url.path}"
         diagnostic = diagnose(
             "SD918",
