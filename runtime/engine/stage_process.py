@@ -111,7 +111,12 @@ def serve_rank(
         if groups.gpu_groups.is_empty:
             worker.run()
             return
-        with Pulse(groups, launch.rank, every_s=rank_timeout_s / BEATS_PER_TIMEOUT):
+        with Pulse(
+            groups,
+            launch.rank,
+            every_s=rank_timeout_s / BEATS_PER_TIMEOUT,
+            on_lost=groups.gpu_groups.abort,
+        ):
             worker.run()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 
 
 class Board(Protocol):
@@ -40,8 +40,18 @@ def pulse_key(rank: int) -> str:
 class Pulse:
     """Shows that this process lives, while it is open."""
 
-    def __init__(self, board: Board, rank: int, *, every_s: float) -> None:
-        """Start."""
+    def __init__(
+        self, board: Board, rank: int, *, every_s: float, on_lost: Callable[[Diagnostic], None]
+    ) -> None:
+        """Start.
+
+        Args:
+            board: where signs are left.
+            rank: of this process.
+            every_s: between two signs.
+            on_lost: told in the thread of the signs that rank 0 and its store are gone.
+        """
+        self._on_lost = on_lost
         self._board = board
         self._rank = rank
         self._every_s = every_s
@@ -68,8 +78,10 @@ class Pulse:
         while True:
             try:
                 self._board.publish(pulse_key(self._rank), str(number))
-            except DiagnosticError:
-                return  # rank 0 is gone, and this process ends with it
+            except DiagnosticError as error:
+                if not self._is_over.is_set():
+                    self._on_lost(error.diagnostics[0])
+                return
             number += 1
             if self._is_over.wait(self._every_s):
                 return

@@ -141,11 +141,26 @@ def test_a_rank_that_never_says_anything_is_named() -> None:
     assert watch.silent_rank() == 1
 
 
-def test_a_pulse_says_new_things_until_it_is_over_or_the_store_is_gone() -> None:
-    board = DictBoard()
-    with Pulse(board, 3, every_s=0.001):
+def test_a_pulse_says_new_things_until_the_store_is_gone() -> None:
+    """Then the waits of its process end, which nobody else could end."""
+    board, group = DictBoard(), FakeGroup()
+    groups = groups_of(group)
+    with Pulse(board, 3, every_s=0.001, on_lost=groups.abort):
         seen: set[str] = set()
         while len(seen) < 3:
             assert board.said.acquire(timeout=60)
             seen.add(board.values[pulse_key(3)])
+        assert groups.problem is None
         board.is_gone = True
+        assert group.aborted.wait(60)
+    assert groups.problem == LOST
+
+
+def test_a_pulse_that_is_over_says_nothing_more() -> None:
+    board, group = DictBoard(), FakeGroup()
+    with Pulse(board, 3, every_s=0.001, on_lost=groups_of(group).abort):
+        assert board.said.acquire(timeout=60)
+    said = board.values[pulse_key(3)]
+    board.is_gone = True
+    assert board.values[pulse_key(3)] == said
+    assert group.num_aborts == 0
