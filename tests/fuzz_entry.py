@@ -33,7 +33,6 @@ Files = Mapping[str, bytes]
 MAX_GROWTH_BYTES = 64 << 20
 MAX_CPU_S = 1.0
 IS_CPU_CHECKED = bool(os.environ.get("SPECCTL_CHECK_CPU"))
-LIBRARY_LIMIT_BYTES = 100_000_000
 _MEMORY = Path("/dev/shm")
 _FOLDER = _MEMORY if _MEMORY.is_dir() else None
 

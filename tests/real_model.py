@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DRAFT = ROOT / "fixtures" / "drafts" / "smollm2-135m-eagle3"
 PROMPTS = ROOT / "fixtures" / "prompts"
 SHARED = Path(os.environ.get("SPECCTL_SHARED", ROOT.parent / "shared"))
-END_ID = 2
 
 
 def target() -> Path:

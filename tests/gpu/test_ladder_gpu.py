@@ -72,7 +72,6 @@ RANDOM: Mapping[str, Callable[[Path, Path], Path]] = {
         write_tiny_block, case=replace(_BLOCK, has_selector=True, draft_vocab_size=None)
     ),
 }
-WITHOUT_DRAFT = ("ngram", "oracle")
 
 
 def draft_of(kind: str, folder: Path) -> Path:

@@ -54,13 +54,6 @@ def test_drafting_stops_at_the_drafts_context_and_only_there(tmp_path: Path) -> 
     )
 
 
-def _block_tables(rig: Rig) -> dict[str, list[int]]:
-    return {
-        request.request_id: list(request.placed.table.blocks)
-        for request in rig.engine._scheduler.running
-    }
-
-
 def _assert_draft_kv_is_true(world: World, rig: Rig) -> int:
     """Compare every running request's draft KV with one made from its committed tokens."""
     num_checked = 0
