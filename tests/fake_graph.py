@@ -23,6 +23,7 @@ from runtime.engine.build import build_engine
 from runtime.engine.caches import make_caches
 from runtime.engine.device_rounds import MakeRunner, is_ragged, round_menu
 from runtime.engine.llm import LLM
+from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.text import load_tokenizer
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import SPLIT_BUFFER, DeviceRound, context_buckets
@@ -196,6 +197,7 @@ def make_llm(
     make_runner: MakeRunner | None = None,
     script: OracleScript | None = None,
     costs: CostTable | None = None,
+    prefill_costs: PrefillCosts | None = None,
     **overrides: Any,
 ) -> tuple[LLM, list[FakeGraph]]:
     """Return an LLM over the world's models.
@@ -205,6 +207,7 @@ def make_llm(
         make_runner: used instead of a fake graph.
         script: of the oracle, or beside a draft.
         costs: what draft counts are chosen by; None: a row costs the same everywhere.
+        prefill_costs: decide how prompts that came at once run.
     """
     given = Overrides(
         device=str(world.models.target.device),
@@ -232,6 +235,7 @@ def make_llm(
         caches=caches,
         make_runner=None if is_eager else make_runner or make_fake,
         costs=costs or linear_costs(round_menu(config)),
+        prefill_costs=prefill_costs,
     )
     llm = LLM(
         engine=engine,

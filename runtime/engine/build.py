@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from tokenizers import Tokenizer
 
@@ -10,14 +12,24 @@ from runtime.config import RuntimeConfig
 from runtime.config.cost_table import CostTable
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.costs import CostPlace, TimedParts, engine_costs
-from runtime.engine.device_rounds import MakeRunner, make_device_rounds, round_menu
+from runtime.engine.device_rounds import (
+    DeviceRounds,
+    MakeRunner,
+    make_device_rounds,
+    round_menu,
+)
 from runtime.engine.engine import Engine
+from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.stages import StageLine
+from runtime.engine.warm_up import WarmUp, warm_up
+from runtime.graphs.capture import GraphReport
 from runtime.loading import LoadedModels
 from runtime.spec.adaptive import AdaptiveLengths
 from runtime.spec.forced import ForcedLengths
 from runtime.spec.oracle import OracleScript
 from specctl.contract.diagnostics import Diagnostic
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -32,6 +44,7 @@ def build_engine(
     on_diagnostic: Callable[[Diagnostic], None] | None = None,
     caches: Caches | None = None,
     line: StageLine | None = None,
+    prefill_costs: PrefillCosts | None = None,
 ) -> Engine:
     """Allocate the KV pool, make the proposer and join them to an engine.
 
@@ -48,6 +61,8 @@ def build_engine(
         caches: the pool and the proposer over it; None makes them.
         line: the stages before the target's, which get a pool of this engine's; None: there are
             none in other processes.
+        prefill_costs: decide whether prompts that came at once go in turn; None: measured where the
+            eager path is warmed up, which is on CUDA in one process.
 
     Raises:
         DiagnosticError: SD807, the proposer lacks its parts; SD836 and SD837, there is no cost
@@ -73,6 +88,17 @@ def build_engine(
             )
             costs = engine_costs(parts, config, costs, on_diagnostic=on_diagnostic)
         lengths = AdaptiveLengths(costs, round_menu(config))
+    if config.device.type == "cuda" and line is None and config.tensor_parallel == 1:
+        warmed = warm_up(
+            Engine(
+                target=models.target,
+                target_kv=target_kv,
+                proposer=proposer,
+                config=replace(config, enable_prefix_cache=False, length_mode="static"),
+            )
+        )
+        rounds, measured = _told_of(rounds, warmed)
+        prefill_costs = prefill_costs or measured
     return Engine(
         target=models.target,
         target_kv=target_kv,
@@ -83,4 +109,27 @@ def build_engine(
         lengths=lengths,
         forced=forced,
         forwards=forwards,
+        prefill_costs=prefill_costs,
     )
+
+
+def _told_of(
+    rounds: DeviceRounds | None, warmed: WarmUp
+) -> tuple[DeviceRounds | None, PrefillCosts | None]:
+    """Return the rounds with what the warm-up cost in their report, and the costs of prefills."""
+    report = GraphReport() if rounds is None else rounds.report
+    report = replace(report, num_warm_steps=warmed.num_steps, warm_up_s=warmed.seconds)
+    logger.info(
+        "captured %d graphs in %.1f s (%.0f MB); ran %d eager steps in %.1f s to compile kernels",
+        report.num_graphs,
+        report.capture_s,
+        report.memory_bytes / 1e6,
+        report.num_warm_steps,
+        report.warm_up_s,
+    )
+    if rounds is None:
+        return None, None
+    costs = None
+    if warmed.prefill_s:
+        costs = PrefillCosts(graph_s=rounds.prefill_s, eager_s=warmed.prefill_s)
+    return replace(rounds, report=report), costs

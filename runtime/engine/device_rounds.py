@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
 from runtime.graphs.capture import GraphReport, GraphSet
-from runtime.graphs.prefill import PrefillState
+from runtime.graphs.prefill import PrefillShape, PrefillState
 from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_buckets
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundState
@@ -31,6 +31,7 @@ class DeviceRounds:
         proposer: the engine's own.
         report: what captured graphs cost.
         round_: what the runner runs.
+        prefill_s: seconds of captured prefills.
     """
 
     runner: RoundRunner
@@ -38,6 +39,7 @@ class DeviceRounds:
     proposer: DeviceProposer
     report: GraphReport
     round_: DeviceRound
+    prefill_s: Mapping[PrefillShape, float] = field(default_factory=dict)
 
 
 def round_menu(config: RuntimeConfig) -> RoundMenu:
@@ -148,5 +150,10 @@ def make_device_rounds(
         else ("greedy", "sampled", "filtered"),
     )
     return DeviceRounds(
-        runner=graphs, state=state, proposer=proposer, report=graphs.report, round_=round_
+        runner=graphs,
+        state=state,
+        proposer=proposer,
+        report=graphs.report,
+        round_=round_,
+        prefill_s=graphs.prefill_s,
     )

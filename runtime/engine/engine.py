@@ -23,6 +23,7 @@ from runtime.engine.forwards import Forwards, LocalForwards, RowsListener
 from runtime.engine.handover import Arrival, Handover
 from runtime.engine.lanes import LaneResult
 from runtime.engine.pipeline import Pipeline
+from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.prefills import make_prefills
 from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
 from runtime.engine.round import Round, StartedRound, tell_proposer
@@ -53,6 +54,7 @@ class Engine:
         lengths: DraftLengths | None = None,
         forced: ForcedLengths | None = None,
         forwards: Forwards | None = None,
+        prefill_costs: PrefillCosts | None = None,
     ) -> None:
         """Start without requests.
 
@@ -67,6 +69,7 @@ class Engine:
             forced: decides what rounds accept, here and in `rounds`; None: the target does.
             forwards: runs the target's forwards when it is spread over stages, `target` being the
                 last one; None runs them here.
+            prefill_costs: decide whether prompts that came at once go in turn; None: their number.
         """
         lengths = lengths or StaticLengths()
         self.config = config
@@ -77,7 +80,7 @@ class Engine:
             proposer=proposer,
             kv_block_size=config.kv_block_size,
             forced=forced,
-            prefills=make_prefills(rounds),
+            prefills=make_prefills(rounds, prefill_costs),
         )
         self._leaving: set[str] = set()  # aborted while their rows are under way
         self._proposer = proposer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, get_args
 
@@ -19,7 +19,7 @@ import torch
 
 from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
-from runtime.graphs.prefill import PrefillShape
+from runtime.graphs.prefill import PrefillShape, PrefillState
 from runtime.graphs.round import NUM_BUFFERS, SPLIT_BUFFER, DeviceRound
 from runtime.graphs.split import split_kind
 from runtime.graphs.state import RoundShape
@@ -38,6 +38,8 @@ class GraphReport:
         memory_bytes: device memory that it took.
         skipped_batches: batch sizes whose graphs did not fit into device memory.
         skipped_prefill_rows: numbers of prefill rows whose graphs did not.
+        num_warm_steps: eager steps that were run afterwards, so that no request waits for kernels.
+        warm_up_s: seconds that they took, kernel compilation included.
     """
 
     num_graphs: int = 0
@@ -45,6 +47,8 @@ class GraphReport:
     memory_bytes: int = 0
     skipped_batches: tuple[int, ...] = ()
     skipped_prefill_rows: tuple[int, ...] = ()
+    num_warm_steps: int = 0
+    warm_up_s: float = 0.0
 
     def problems(self) -> tuple[Diagnostic, ...]:
         """Return SD841 when not all sizes were captured."""
@@ -126,6 +130,7 @@ class GraphSet:
         free_before, _ = torch.cuda.mem_get_info(device)
         start = time.perf_counter()
         self._graphs, self._prefills = _capture(round_, shapes)
+        self.prefill_s = _prefill_seconds(self._prefill, self._prefills, device)
         captured = {shape.batch for shape in self._graphs}
         self.batches = tuple(batch for batch in batches if batch in captured)
         free_after, _ = torch.cuda.mem_get_info(device)
@@ -267,6 +272,30 @@ def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda
             graph.capture_end()
     torch.cuda.synchronize(device)
     return graph
+
+
+def _prefill_seconds(
+    prefill: PrefillState | None,
+    graphs: Mapping[PrefillShape, torch.cuda.CUDAGraph],
+    device: torch.device,
+) -> dict[PrefillShape, float]:
+    """Return the seconds of each prefill, all of its rows real ones of the padding slot."""
+    seconds: dict[PrefillShape, float] = {}
+    for shape, graph in graphs.items():
+        assert prefill is not None, "a prefill has a state of its own"
+        prefill.write_padding(min(shape.num_rows, shape.context))
+        graph.replay()
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize(device)
+        seconds[shape] = start.elapsed_time(end) / 1e3
+        prefill.write_padding(1)
+    return seconds
 
 
 _Shape = TypeVar("_Shape", RoundShape, PrefillShape)

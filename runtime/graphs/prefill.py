@@ -110,7 +110,16 @@ class PrefillState:
             num_rows: torch.tensor(_tiles(num_rows), dtype=torch.int32, device=device)
             for num_rows in row_counts
         }
-        self.write(PrefillInput(slot=state.padding_slot, start=0, ids_target=(0,), blocks=()))
+        self.write_padding(1)
+
+    def write_padding(self, num_rows: int) -> None:
+        """Choose a prefill of the padding slot: it alters nothing real.
+
+        Sync: none.
+        """
+        ids = (0,) * num_rows
+        padding = PrefillInput(slot=self._state.padding_slot, start=0, ids_target=ids, blocks=())
+        self.write(padding)
 
     def write(self, given: PrefillInput) -> None:
         """Choose what the next prefill computes.

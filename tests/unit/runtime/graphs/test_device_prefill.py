@@ -7,7 +7,7 @@ import torch
 
 from runtime.config import RuntimeConfig
 from runtime.engine.llm import LLM
-from runtime.engine.prefills import MOST_IN_TURN
+from runtime.engine.prefill_costs import MOST_IN_TURN, PrefillCosts
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import DeviceRound
 from runtime.spec.chain import ChainProposer
@@ -158,6 +158,48 @@ def test_few_prompts_are_prefilled_in_turn_and_many_together(agreeing: World) ->
     many = [prefill_request(seed, 20 + seed) for seed in range(MOST_IN_TURN + 1)]
     assert ids_of(device.generate(many)) == ids_of(eager.generate(many))
     assert len(graph.prefills) == MOST_IN_TURN
+
+
+def _costs(graph_s: float, launches_s: float, row_s: float) -> PrefillCosts:
+    """Return costs: of a graph, whatever its size, and of launches and rows of a forward."""
+    shapes = [
+        PrefillShape(num_rows=rows, context=context) for rows in BUCKETS for context in (64, 128)
+    ]
+    return PrefillCosts(
+        graph_s=dict.fromkeys(shapes, graph_s),
+        eager_s=((16, launches_s + 16 * row_s), (512, launches_s + 512 * row_s)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("costs", "num_in_turn"),
+    [
+        (_costs(1.4e-3, 14e-3, 1e-6), 8),  # as measured for a small model: launches cost most
+        (_costs(12e-3, 14e-3, 20e-6), 1),  # a large one: the last prompt alone takes a graph
+        (_costs(12e-3, 34e-3, 20e-6), 2),  # three take 36 ms, and 72 rows together 35.4
+    ],
+)
+def test_measured_costs_decide_who_goes_in_turn(
+    agreeing: World, costs: PrefillCosts, num_in_turn: int
+) -> None:
+    eager, device, graph = _Case("eagle3", agreeing).pair(
+        max_num_requests=8, prefill_costs=costs, max_num_batched_tokens=512
+    )
+    for count in (8, num_in_turn + 1, num_in_turn):
+        count = min(count, 8)
+        requests = [prefill_request(seed, 24, max_tokens=3) for seed in range(count)]
+        assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
+        assert len(graph.prefills) == (count if count <= num_in_turn else 0)
+        graph.prefills.clear()
+
+
+def test_costs_between_measured_rows_lie_on_a_line() -> None:
+    shape = PrefillShape(num_rows=8, context=128)
+    costs = PrefillCosts(graph_s={shape: 1.0}, eager_s=((16, 1.0), (32, 3.0), (64, 3.0)))
+    assert [costs.joint_s(rows) for rows in (1, 16, 24, 32, 40, 64, 128)] == [1, 1, 2, 3, 3, 3, 6]
+    assert costs.is_in_turn([shape, shape], [8, 16])
+    assert not costs.is_in_turn([shape, shape], [8, 8])
+    assert not costs.is_in_turn([shape, None], [8, 25])  # the other runs eagerly in any case
 
 
 def test_a_prompt_that_does_not_fit_takes_the_others_along(agreeing: World) -> None:

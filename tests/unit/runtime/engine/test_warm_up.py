@@ -1,0 +1,73 @@
+"""What runs before the first request leaves nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from runtime.engine.engine import Engine
+from runtime.engine.warm_up import row_counts, warm_up
+from tests.engine_harness import World, make_world
+from tests.fake_graph import ids_of, make_llm
+from tests.prefill_cases import prefill_request
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("warm"))
+
+
+def test_rows_of_every_size() -> None:
+    assert row_counts(16) == (16,)
+    assert row_counts(100) == (16, 32, 48, 64, 96, 100)
+    counts = row_counts(4096)
+    assert counts[-1] == 4096
+    pairs = itertools.pairwise(counts[1:])
+    assert all(before < after <= 1.5 * before for before, after in pairs)
+
+
+@pytest.mark.parametrize("proposer", ["eagle3", "ngram"])
+def test_a_warm_up_leaves_nothing_behind(world: World, proposer: str) -> None:
+    settings = {
+        "proposer": proposer,
+        "num_speculative_tokens": 2,
+        "max_num_requests": 4,
+        "max_num_batched_tokens": 48,
+        "num_kv_blocks": 60,
+    }
+    calm, _ = make_llm(world, **settings)
+    warm, _ = make_llm(world, **settings)
+    assert warm.caches is not None
+    engine = Engine(
+        target=warm.models.target,
+        target_kv=warm.caches.target_kv,
+        proposer=warm.caches.proposer,
+        config=replace(warm.config, enable_prefix_cache=False),
+    )
+    found = warm_up(engine)
+    assert not engine.has_work
+    engine.check()
+    assert [rows for rows, _ in found.prefill_s] == [16, 32, 48]
+    assert all(seconds > 0 for _, seconds in found.prefill_s)
+    assert found.num_steps > 2 * len(found.prefill_s)
+    requests = [prefill_request(seed, 5 + 9 * seed) for seed in range(4)]
+    assert ids_of(warm.generate(requests)) == ids_of(calm.generate(requests))
+    assert warm.engine.stats().num_accepted_at == calm.engine.stats().num_accepted_at
+
+
+def test_sizes_that_do_not_fit_are_left_out(world: World) -> None:
+    llm, _ = make_llm(
+        world, proposer="none", num_speculative_tokens=0, max_num_requests=2, num_kv_blocks=9,
+        max_num_batched_tokens=128, max_model_len=64,
+    )  # fmt: skip
+    assert llm.caches is not None
+    engine = Engine(
+        target=llm.models.target,
+        target_kv=llm.caches.target_kv,
+        proposer=llm.caches.proposer,
+        config=replace(llm.config, enable_prefix_cache=False),
+    )
+    assert [rows for rows, _ in warm_up(engine).prefill_s] == [16, 32, 48]
+    engine.check()
