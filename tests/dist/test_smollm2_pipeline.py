@@ -13,7 +13,7 @@ from tests import real_model
 from tests.e2e.live import LiveServer, live_server
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
-NUM_TOKENS = 32
+NUM_TOKENS = 16
 
 
 def test_four_prompts_over_two_stages(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 SETTINGS = Overrides(
     device="cpu", dtype="float32", max_num_requests=4, max_model_len=256, num_kv_blocks=65
 )
-NUM_TOKENS = 32
+NUM_TOKENS = 16
 
 
 def manifest_of(directory: Path, draft: Path) -> Manifest:
@@ -55,7 +55,7 @@ def test_eagle3_over_three_ranks_gives_the_text_of_three_ranks_without_it(tmp_pa
         assert outcome.ids_target == alone[0].ids_target
     for outcome in drafted:
         assert outcome.usages == drafted[0].usages
-    assert drafted[0].num_accepted_drafts > 20
+    assert drafted[0].num_accepted_drafts > 10
 
 
 def test_two_ranks_are_refused_with_the_numbers(tmp_path: Path) -> None:

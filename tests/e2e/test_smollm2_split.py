@@ -81,4 +81,4 @@ def compare(
 
 def test_four_prompts_over_two_roles_equal_one_engine(tmp_path: Path) -> None:
     prompts, _ = real_model.first_eight()
-    compare(tmp_path, prompts[:4], max_tokens=32, seed=None)
+    compare(tmp_path, prompts[:4], max_tokens=16, seed=None)
