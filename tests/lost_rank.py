@@ -22,7 +22,10 @@ from runtime.parallel.hand_off import NcclHandOff
 from specctl.contract.diagnostics import DiagnosticError
 from tests.parallel_cases import REQUESTS, small
 
-LAYOUTS = {"tp": "tensor_parallel", "pp": "pipeline_parallel"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp": {"tensor_parallel": 2},
+    "pp": {"pipeline_parallel": 2, "stages_in_process": False},
+}
 AT_CALL = 3
 
 
@@ -64,7 +67,7 @@ def lose(llm: LLM, layout: str, child: int, number: int) -> str:
 
 def main(manifest: Path, device: str, layout: str, name: str, rank_timeout_s: float) -> None:
     """Lose a rank, ask what there is, and end."""
-    overrides = replace(small(device), rank_timeout_s=rank_timeout_s, **{LAYOUTS[layout]: 2})
+    overrides = replace(small(device), rank_timeout_s=rank_timeout_s, **LAYOUTS[layout])
     llm = LLM.from_manifest(manifest, overrides, needs_tokenizer=False)
     try:
         assert llm.staged.peers is not None
