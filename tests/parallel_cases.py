@@ -147,7 +147,7 @@ def prefilled_elsewhere(
             manifest, small(device), needs_tokenizer=False, allocate=transport.allocate
         )
         options = RoleOptions(role="decode", peers=(address,))
-        role = DecodeRole(llm, role_plan(options), options, transport)
+        role = DecodeRole(llm, role_plan(options, weights=""), options, transport)
         news = Event()
         role.start(news.set)
         try:

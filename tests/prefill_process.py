@@ -18,7 +18,7 @@ def main(manifest: Path, device: str) -> None:
     transport = make_transport("shared", host="127.0.0.1")
     llm = LLM.from_manifest(manifest, small(device), needs_tokenizer=False)
     options = RoleOptions(role="prefill", listen="127.0.0.1:0")
-    role = PrefillRole(llm, role_plan(options), options, transport)
+    role = PrefillRole(llm, role_plan(options, weights=""), options, transport)
     news, is_over = threading.Event(), threading.Event()
 
     def wait_for_end() -> None:

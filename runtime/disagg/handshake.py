@@ -60,6 +60,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def shared_facts(
     manifest: Manifest,
     *,
+    weights: str,
     dtype: str,
     kv_block_size: int,
     kv_heads: tuple[int, ...],
@@ -75,6 +76,7 @@ def shared_facts(
     Args:
         manifest: what is served; named parts come before its fingerprint, so that a difference is
             told by name and not by digest.
+        weights: digest of samples of the weights, which no fact of the manifest tells apart.
         dtype: of weights and KV.
         kv_block_size: tokens of a block.
         kv_heads: KV heads of each target layer, then of each draft layer.
@@ -89,6 +91,7 @@ def shared_facts(
     facts = {
         "target": manifest.target.config_digest,
         "draft": "none" if draft is None else draft.algorithm,
+        "dtype": dtype,
         "proposer": proposer,
         "num_speculative_tokens": str(num_speculative_tokens),
         "aux_layer_ids": _text(() if draft is None else draft.aux_layer_ids or ()),
@@ -98,13 +101,11 @@ def shared_facts(
         "verification": verification,
         "first_proposal": first_proposal,
         "slot_state": "; ".join(slot_state) or "none",
-        "dtype": dtype,
         "kv_block_size": str(kv_block_size),
         "kv_heads": _text(kv_heads),
     }
     facts |= {f"kernels.{name}": value for name, value in sorted(kernels.items())}
-    facts["fingerprint"] = manifest.fingerprint
-    return facts
+    return facts | {"fingerprint": manifest.fingerprint, "weights": weights}
 
 
 def rank_facts(facts: dict[str, str]) -> dict[str, str]:

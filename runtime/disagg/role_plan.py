@@ -17,6 +17,7 @@ class RolePlan(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         role: what the server does.
         server: its name, another one at each start.
+        weights: digest of samples of the weights that it serves.
         listen_host: where ranks of a prefill server listen for decode servers.
         transport: what carries KV.
         transport_host: address of the machine of rank 0 that the carrier gives to peers.
@@ -27,6 +28,7 @@ class RolePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Role
     server: str
+    weights: str
     listen_host: str
     transport: CarrierName
     transport_host: str

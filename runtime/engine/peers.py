@@ -51,6 +51,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         specctl_version: of the manifest's writer.
         fingerprint: of the manifest.
+        weights: digest of samples of the weights.
         pipeline_parallel: stages.
         tensor_parallel: ranks of a stage.
         draft_tensor_parallel: ranks of the draft.
@@ -65,6 +66,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     specctl_version: str
     fingerprint: str
+    weights: str
     pipeline_parallel: int
     tensor_parallel: int
     draft_tensor_parallel: int
@@ -100,12 +102,18 @@ def ready_key(rank: int) -> str:
 
 
 def plan_of(
-    manifest: Manifest, config: RuntimeConfig, *, has_tokenizer: bool, role: RolePlan | None = None
+    manifest: Manifest,
+    config: RuntimeConfig,
+    *,
+    weights: str,
+    has_tokenizer: bool,
+    role: RolePlan | None = None,
 ) -> RankPlan:
     """Return what the other processes load."""
     return RankPlan(
         specctl_version=manifest.specctl_version,
         fingerprint=manifest.fingerprint,
+        weights=weights,
         pipeline_parallel=config.pipeline_parallel,
         tensor_parallel=config.tensor_parallel,
         draft_tensor_parallel=config.draft_tensor_parallel,

@@ -99,6 +99,7 @@ class RoleSite:
         config = self.config
         return shared_facts(
             self.manifest,
+            weights=self.plan.weights,
             dtype=dtype_name(config.dtype),
             kv_block_size=config.kv_block_size,
             kv_heads=self.kv_heads,

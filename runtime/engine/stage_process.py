@@ -35,6 +35,7 @@ from runtime.engine.role_stage import RoleStage
 from runtime.engine.stages import StageWorker
 from runtime.engine.text import load_tokenizer
 from runtime.loading import load_models
+from runtime.loading.weight_samples import weights_digest
 from runtime.models import TargetModel
 from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.launch import Launch, launch_of
@@ -151,7 +152,9 @@ def local_device(device: str, launch: Launch) -> torch.device:
 def _load(path: Path, groups: ProcessGroups) -> StageWorker | RoleWorker | Follower:
     plan = msgspec.json.decode(groups.read(PLAN_KEY), type=RankPlan)
     manifest = load_manifest(path)
-    refuse_another_start(plan, manifest, groups.layout)
+    refuse_another_start(
+        plan, manifest, groups.layout, weights=weights_digest(manifest, path.parent)
+    )
     place = groups.place
     stage = split_stages(manifest, plan.pipeline_parallel, stage_layers=plan.stage_layers or None)[
         place.stage
@@ -210,8 +213,10 @@ def describe(stage: Stage) -> str:
     return f"stage {stage.index}: " + ", ".join(parts)
 
 
-def refuse_another_start(plan: RankPlan, manifest: Manifest, layout: ParallelLayout) -> None:
-    """Refuse to serve beside a rank 0 with another layout or manifest.
+def refuse_another_start(
+    plan: RankPlan, manifest: Manifest, layout: ParallelLayout, *, weights: str
+) -> None:
+    """Refuse to serve beside a rank 0 with another layout, manifest or weights.
 
     Raises:
         DiagnosticError: SD853.
@@ -229,17 +234,24 @@ def refuse_another_start(plan: RankPlan, manifest: Manifest, layout: ParallelLay
                 found=f"--pp {layout.pipeline_parallel} --tp {layout.tensor_parallel}",
             )
         )
-    if plan.fingerprint == manifest.fingerprint:
-        return
-    raise DiagnosticError(
-        diagnose(
-            "SD853",
-            where="manifest#/fingerprint",
-            message="a stage was started with another manifest than the last one",
-            expected=plan.fingerprint,
-            found=manifest.fingerprint,
-        )
-    )
+    for where, message, expected, found in (
+        (
+            "manifest#/fingerprint",
+            "a stage was started with another manifest than the last one",
+            plan.fingerprint,
+            manifest.fingerprint,
+        ),
+        (
+            "manifest#/target/files",
+            "the weights of a stage are other numbers than those of the last one",
+            plan.weights,
+            weights,
+        ),
+    ):
+        if expected != found:
+            raise DiagnosticError(
+                diagnose("SD853", where=where, message=message, expected=expected, found=found)
+            )
 
 
 def _end_with_parent() -> None:

@@ -17,6 +17,7 @@ from runtime.engine.lockstep import EngineOrder, Lockstep, LockstepLeader
 from runtime.engine.peers import Peers, plan_of
 from runtime.engine.stages import StageLine
 from runtime.loading import LoadedModels, load_models
+from runtime.loading.weight_samples import weights_digest
 from runtime.models import StagedTarget
 from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.ranks import ONE_RANK, Ranks
@@ -106,7 +107,13 @@ def load_staged(
         return StagedModels(
             models=_joined([_load(path, manifest, config, stage) for stage in stages])
         )
-    plan = plan_of(manifest, config, has_tokenizer=has_tokenizer, role=role)
+    plan = plan_of(
+        manifest,
+        config,
+        weights=weights_digest(manifest, path.parent),
+        has_tokenizer=has_tokenizer,
+        role=role,
+    )
     peers = Peers.meet(path, config, plan)
     try:
         ranks, control = peers.groups.ranks(), peers.groups.control_ranks()

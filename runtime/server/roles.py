@@ -155,8 +155,12 @@ def make_role(
     return kind(llm, plan, options, transport)
 
 
-def role_plan(options: RoleOptions) -> RolePlan:
+def role_plan(options: RoleOptions, *, weights: str) -> RolePlan:
     """Return what every process of a server is told; the server has a new name.
+
+    Args:
+        options: of the role.
+        weights: see `weights_digest`.
 
     Raises:
         DiagnosticError: SD865.
@@ -165,6 +169,7 @@ def role_plan(options: RoleOptions) -> RolePlan:
     return RolePlan(
         role=options.role,
         server=uuid.uuid4().hex,
+        weights=weights,
         listen_host=host,
         transport=options.transport,
         transport_host=options.transport_host,
@@ -217,7 +222,9 @@ def _site(llm: LLM, plan: RolePlan, transport: Transport) -> RoleSite:
     if staged.groups is None:  # stages in one process are one pool
         layout = Layout(stage_layers=(llm.caches.num_target_layers,), tensor_parallel=1)
     else:
-        layout = plan_of(llm.manifest, config, has_tokenizer=False).layout(llm.manifest)
+        layout = plan_of(llm.manifest, config, weights=plan.weights, has_tokenizer=False).layout(
+            llm.manifest
+        )
     return RoleSite(
         plan=plan,
         manifest=llm.manifest,

@@ -13,6 +13,7 @@ from runtime.engine.llm import LLM
 from runtime.engine.role_site import pool_allocator
 from runtime.engine.staged import stages_of, stages_text
 from runtime.engine.text import TemplateRenderer
+from runtime.loading.weight_samples import weights_digest
 from runtime.server.app import Services
 from runtime.server.front import Front
 from runtime.server.info import info_object
@@ -52,7 +53,7 @@ def serve_manifest(
     transport, plan = None, None
     if options.role is not None:
         transport = transport_of(options.role, manifest, overrides)
-        plan = role_plan(options.role)
+        plan = role_plan(options.role, weights=weights_digest(manifest, path.parent))
     logger.info("loading %s", path)
     with closing(
         LLM.from_manifest(

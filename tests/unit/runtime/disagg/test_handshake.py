@@ -18,6 +18,7 @@ TARGET_ONLY = load_manifest(MANIFESTS / "target-only.yaml")
 
 def facts(**changes: object) -> dict[str, str]:
     arguments = {
+        "weights": "sha256:1",
         "dtype": "bfloat16",
         "kv_block_size": 16,
         "kv_heads": (2,) * 9,
@@ -75,6 +76,7 @@ def test_equal_sides_may_have_other_layouts() -> None:
             ),
         ),
         ("kv_heads", (2,) * 8, "kv_heads: 2,2,2,2,2,2,2,2,2 / 2,2,2,2,2,2,2,2"),
+        ("weights", "sha256:2", "weights: sha256:1 / sha256:2"),
         ("kernels", {"table": "b"}, "kernels.architecture: sm_90 / not stated"),
     ],
 )
@@ -86,6 +88,7 @@ def test_the_first_difference_is_named(name: str, value: object, text: str) -> N
 def test_another_manifest_is_told_by_name_before_its_fingerprint() -> None:
     other = shared_facts(
         TARGET_ONLY,
+        weights="sha256:1",
         dtype="bfloat16",
         kv_block_size=16,
         kv_heads=(2,) * 9,

@@ -96,15 +96,21 @@ def test_a_layout_of_another_size_is_refused_before_anything_is_waited_for() -> 
     assert (caught.value.diagnostics[0].expected, caught.value.diagnostics[0].found) == ("3", "4")
 
 
-def test_a_rank_that_was_started_for_another_layout_ends(tmp_path: Path) -> None:
+def test_a_rank_with_another_layout_or_other_weights_than_rank_0_ends(tmp_path: Path) -> None:
     """As many processes as rank 0 asks for, in other parts: each would wait for another group."""
     manifest = write_pair(tmp_path).manifest()
     plan = plan_of(
         manifest,
         resolve_config(manifest, Overrides(device="cpu", pipeline_parallel=2)),
+        weights="sha256:1",
         has_tokenizer=False,
     )
-    refuse_another_start(plan, manifest, ParallelLayout(pipeline_parallel=2, tensor_parallel=1))
+    same = ParallelLayout(pipeline_parallel=2, tensor_parallel=1)
+    refuse_another_start(plan, manifest, same, weights="sha256:1")
+    other = ParallelLayout(pipeline_parallel=1, tensor_parallel=2)
     with pytest.raises(DiagnosticError, match="SD853") as caught:
-        refuse_another_start(plan, manifest, ParallelLayout(pipeline_parallel=1, tensor_parallel=2))
+        refuse_another_start(plan, manifest, other, weights="sha256:1")
     assert caught.value.diagnostics[0].found == "--pp 1 --tp 2"
+    with pytest.raises(DiagnosticError, match="SD853") as caught:
+        refuse_another_start(plan, manifest, same, weights="sha256:2")
+    assert caught.value.diagnostics[0].where == "manifest#/target/files"

@@ -47,7 +47,8 @@ def test_ranks_that_would_hold_parts_of_heads_are_refused() -> None:
 def test_only_a_pool_that_others_write_into_is_shared_memory(role: Role) -> None:
     """A prefill server's would outlive it: the system's tracker says so when it ends."""
     transport = SharedTransport()
-    plan = role_plan(RoleOptions(role=role, listen="127.0.0.1:9" if role == "prefill" else None))
+    options = RoleOptions(role=role, listen="127.0.0.1:9" if role == "prefill" else None)
+    plan = role_plan(options, weights="")
     allocate = pool_allocator(plan, transport)
     k, v = (allocate((2, 1, 4, 8), torch.float32, torch.device("cpu")) for _ in range(2))
     assert not k.any()
