@@ -76,6 +76,11 @@ class RoleSite:
         return 0 if self.groups is None else self.groups.launch.rank
 
     @property
+    def serves(self) -> str:
+        """What two servers that answer alike have in common, as text."""
+        return f"{self.manifest.fingerprint} {self.plan.weights}"
+
+    @property
     def kv_heads(self) -> tuple[int, ...]:
         """KV heads of each target layer, then of each draft layer, over all ranks."""
         layers, count = self.caches.pool.layers, self.caches.num_target_layers

@@ -111,7 +111,7 @@ def _add_operations(app: FastAPI, services: Services) -> None:
             state = problem
         document: dict[str, object] = {"status": state}
         if role is not None:
-            document |= {"role": role.name, "peers": role.states()}
+            document |= {"role": role.name, "serves": role.serves, "peers": role.states()}
         return json_response(document, 200 if state == "ok" else 503)
 
     @app.get("/metrics")

@@ -1,7 +1,9 @@
 """Decode servers behind a router: which are ready, which has least to do, which is lost.
 
-A server is *ready* while `/health` answers 200; one whose `/health` fails `LOST_AFTER` times in
-turn is *lost*, and what still waits for it is told so. Everything here runs on the event loop.
+A server is *ready* while `/health` answers 200, it is no prefill server, and it serves what the
+others serve that are ready: answers of two models are never mixed. One whose `/health` fails
+`LOST_AFTER` times in turn is *lost*, and what still waits for it is told so. Everything here runs
+on the event loop.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Backend:
         self.is_ready = False
         self.problem = "not asked yet"
         self.peers: dict[str, str] = {}
+        self.serves = ""
         self.num_open = 0
         self.num_failures = 0
         self._lost = asyncio.Event()
@@ -44,8 +47,9 @@ class Backend:
         """Wait until the server is lost."""
         await self._lost.wait()
 
-    def answered(self, peers: dict[str, str]) -> None:
+    def answered(self, peers: dict[str, str], serves: str) -> None:
         """Take a good answer of `/health`."""
+        self.serves = serves
         if not self.is_ready:
             logger.info("decode server %s is ready", self.address)
         self.is_ready, self.problem, self.peers, self.num_failures = True, "", peers, 0
@@ -114,10 +118,21 @@ class Backends:
             backend.failed(f"/health: {type(error).__name__}: {error}")
             return
         found = _document(answer.content)
-        if answer.status_code == 200:
-            backend.answered({str(k): str(v) for k, v in dict(found.get("peers", {})).items()})
-        else:
+        serves = str(found.get("serves", "unstated"))
+        if answer.status_code != 200:
             backend.declined(f"/health: {answer.status_code} {found.get('status', '')}")
+        elif found.get("role") == "prefill":
+            backend.declined("a prefill server: name it to decode servers with `--peer`")
+        elif (other := self._of_another_model(backend, serves)) is not None:
+            backend.declined(f"serves another manifest or other weights than {other.address}")
+        else:
+            peers = {str(k): str(v) for k, v in dict(found.get("peers", {})).items()}
+            backend.answered(peers, serves)
+
+    def _of_another_model(self, backend: Backend, serves: str) -> Backend | None:
+        """Return a ready server that serves something else; None: there is none."""
+        others = (item for item in self.all if item.is_ready and item is not backend)
+        return next((item for item in others if item.serves != serves), None)
 
 
 def _document(body: bytes) -> dict[str, Any]:

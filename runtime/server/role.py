@@ -18,6 +18,10 @@ class Role(Protocol):
         """`prefill` or `decode`."""
 
     @property
+    def serves(self) -> str:
+        """What servers that answer alike have in common: manifest and weights."""
+
+    @property
     def engine(self) -> EnginePort:
         """Runs in the engine's thread."""
 

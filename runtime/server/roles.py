@@ -48,6 +48,7 @@ class PrefillRole:
         """
         assert options.listen is not None, "the command line asks for it"
         site = _site(llm, plan, transport)
+        self.serves = site.serves
         self.peers = DecodePeers(
             listen_at(*parse_address(options.listen, "--listen")),
             hello=site.hello(ranks=tuple(card.listen for card in site.cards())),
@@ -97,11 +98,10 @@ class DecodeRole:
         """Offer the pools of all ranks; see `start`.
 
         Raises:
-            DiagnosticError: SD863, SD865; SD871 and what other ranks of this server have met.
+            DiagnosticError: SD863; SD871 and what other ranks of this server have met.
         """
-        for peer in options.peers:
-            parse_address(peer, "--peer")
         site = _site(llm, plan, transport)
+        self.serves = site.serves
         self._receiver: Receiver = transport.receive_into(site.caches.pool.layers)
         addresses = [self._receiver.address, *(card.address for card in site.cards())]
         self.peers = PrefillPeers(
@@ -165,6 +165,8 @@ def role_plan(options: RoleOptions, *, weights: str) -> RolePlan:
     Raises:
         DiagnosticError: SD865.
     """
+    for peer in options.peers:  # before a pool is made
+        parse_address(peer, "--peer")
     host = "" if options.listen is None else parse_address(options.listen, "--listen")[0]
     return RolePlan(
         role=options.role,

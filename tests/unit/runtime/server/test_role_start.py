@@ -106,3 +106,8 @@ def test_a_peer_that_may_write_is_fenced_for_its_own_silence_too() -> None:
     limits = Limits(silence_s=8, fence_s=1)
     assert limits.fence_after(may_write=False) == 1
     assert limits.fence_after(may_write=True) == 9
+
+
+def test_an_address_that_is_none_is_refused_before_a_pool_is_made() -> None:
+    with pytest.raises(DiagnosticError, match="SD865"):
+        role_plan(RoleOptions(role="decode", peers=("127.0.0.1:9", "nohost")), weights="")

@@ -29,6 +29,7 @@ class Server:
 
     def __init__(self) -> None:
         self.is_healthy = True
+        self.said = {"role": "decode", "serves": "one model"}
         self.num_asked = 0
         self.was_left = threading.Event()
         self.port = 0
@@ -88,7 +89,7 @@ class Server:
         async def health(request: Request) -> Response:
             if not self.is_healthy:
                 await asyncio.sleep(30)
-            return Response('{"status": "ok", "peers": {"p:1": "ready"}}')
+            return Response(json.dumps({"status": "ok", "peers": {"p:1": "ready"}} | self.said))
 
         async def generate(request: Request) -> Response:
             await request.body()
@@ -234,5 +235,43 @@ def test_a_client_that_goes_is_told_to_the_server() -> None:
                 assert await anext(answer.aiter_bytes())
             while not one.was_left.is_set():
                 await asyncio.sleep(0.01)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ({"role": "prefill"}, "a prefill server"),
+        ({"serves": "another model"}, "serves another manifest"),
+    ],
+)
+def test_a_server_of_another_kind_or_model_gets_no_request(
+    said: dict[str, str], status: str
+) -> None:
+    async def work() -> None:
+        one, two = Server(), Server()
+        two.said |= said
+        async with routed(one, two, num_ready=1) as client:
+            await asyncio.sleep(0.2)
+            states = [s["status"] for s in (await client.get("/health")).json()["decode"]]
+            assert sorted(state == "ready" for state in states) == [False, True]
+            assert any(state.startswith(status) for state in states)
+            assert len({(await post(client)).json()["from"] for _ in range(4)}) == 1
+
+    run(work())
+
+
+def test_a_new_model_is_served_once_the_old_one_is_gone() -> None:
+    async def work() -> None:
+        one, two = Server(), Server()
+        async with routed(one, two) as client:
+            one.said = two.said = {"serves": "another model"}
+            one.is_healthy = False
+            await asyncio.sleep(0.6)
+            one.is_healthy = True
+            await asyncio.sleep(0.6)
+            states = [s["status"] for s in (await client.get("/health")).json()["decode"]]
+            assert states == ["ready", "ready"]
 
     run(work())
