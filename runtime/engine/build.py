@@ -19,7 +19,7 @@ from runtime.engine.device_rounds import (
     round_menu,
 )
 from runtime.engine.engine import Engine
-from runtime.engine.prefill_costs import PrefillCosts
+from runtime.engine.prefill_costs import PrefillCosts, measured_costs
 from runtime.engine.stages import StageLine
 from runtime.engine.warm_up import WarmUp, warm_up
 from runtime.graphs.capture import GraphReport
@@ -129,7 +129,4 @@ def _told_of(
     )
     if rounds is None:
         return None, None
-    costs = None
-    if warmed.prefill_s:
-        costs = PrefillCosts(graph_s=rounds.prefill_s, eager_s=warmed.prefill_s)
-    return replace(rounds, report=report), costs
+    return replace(rounds, report=report), measured_costs(rounds.prefill_s, warmed.prefill_s)

@@ -57,3 +57,10 @@ class PrefillCosts:
         if num_left:
             in_turn_s += self.joint_s(num_left)
         return in_turn_s <= self.joint_s(sum(num_rows))
+
+
+def measured_costs(
+    graph_s: Mapping[PrefillShape, float], eager_s: tuple[tuple[int, float], ...]
+) -> PrefillCosts | None:
+    """Return costs where both ways were measured; a runner given from outside times no graph."""
+    return PrefillCosts(graph_s=graph_s, eager_s=eager_s) if graph_s and eager_s else None

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from runtime.engine.engine import Engine
+from runtime.engine.prefill_costs import measured_costs
 from runtime.engine.warm_up import row_counts, warm_up
+from runtime.graphs.prefill import PrefillShape
 from tests.engine_harness import World, make_world
 from tests.fake_graph import ids_of, make_llm
 from tests.prefill_cases import prefill_request
@@ -71,3 +73,13 @@ def test_sizes_that_do_not_fit_are_left_out(world: World) -> None:
     )
     assert [rows for rows, _ in warm_up(engine).prefill_s] == [16, 32, 48]
     engine.check()
+
+
+def test_what_was_timed_on_one_side_only_decides_nothing() -> None:
+    """A runner given from outside captures prefills and times none of them."""
+    graph_s, eager_s = {PrefillShape(num_rows=16, context=256): 0.001}, ((16, 0.01),)
+    assert measured_costs({}, eager_s) is None
+    assert measured_costs(graph_s, ()) is None
+    found = measured_costs(graph_s, eager_s)
+    assert found is not None
+    assert found.is_in_turn(list(graph_s), [16])
