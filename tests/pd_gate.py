@@ -34,6 +34,7 @@ class GatedTransport(MemoryTransport):
 class GatedLink:
     def __init__(self, link: MemoryLink, gate: Gate) -> None:
         self._link, self._gate = link, gate
+        self.is_ordered = False
 
     def write(self, move: BlockMove) -> None:
         assert self._gate.is_open.wait(TIMEOUT_S)

@@ -12,7 +12,7 @@ import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.disagg.early import EarlySender, Ready, mark
-from runtime.disagg.frames import Frame, Offer, Prefill
+from runtime.disagg.frames import Frame, Offer, Prefill, keep_tensor, pack_tensor
 from runtime.disagg.handshake import FirstProposal, Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
@@ -23,7 +23,8 @@ from runtime.engine.build import build_engine
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.engine import Engine
-from runtime.engine.prefill_role import PrefillEngine, PrefillParts
+from runtime.engine.prefill_jobs import PrefillParts
+from runtime.engine.prefill_role import PrefillEngine
 from runtime.engine.request import RequestDelta, RequestInput
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import Proposer
@@ -48,6 +49,7 @@ class Wire:
         self.asked: list[Prefill] = []
         self.answered: list[Frame] = []
         self.is_writable = True
+        self.is_local = False  # frames travel as they are
         self.change: Callable[[Frame], Frame] = lambda frame: frame
         self.others: dict[str, Wire] = {}  # further decode servers by name
 
@@ -90,7 +92,7 @@ class PrefillEnd:
 
     def send(self, peer: str, frame: Frame) -> None:
         wire = self._wire if peer == DECODE else self._wire.others[peer]
-        frame = wire.change(through_the_wire(frame))
+        frame = wire.change(frame if wire.is_local else through_the_wire(frame))
         wire.answered.append(frame)
         wire.to_decode.append(frame)
 
@@ -211,6 +213,7 @@ def make_pair(
     with_graphs: bool = False,
     mark_end: Callable[[torch.device], Ready] = mark,
     wrap: Callable[[Proposer], Proposer] | None = None,
+    is_local: bool = False,
     **overrides: Any,
 ) -> Pair:
     """Return both roles over one pair of models, each with a pool of its own.
@@ -219,9 +222,11 @@ def make_pair(
         with_graphs: rounds of the decode side run on the "device".
         mark_end: of the prefill side.
         wrap: replaces the prefill side's proposer.
+        is_local: state travels as tensors.
     """
     transport = transport or MemoryTransport()
     wire = Wire()
+    wire.is_local = is_local
     graphs: list[FakeGraph] = []
     config = config_of(
         world,
@@ -262,6 +267,7 @@ def make_pair(
         first_proposal=first_proposal,
         transfer_s=TIMEOUT_S,
         mark_end=mark_end,
+        pack=keep_tensor if is_local else pack_tensor,
     )
     receiver = transport.receive_into(received.pool.layers)
     hello = Hello(protocol=1, role="decode", facts={}, layout=layout, transport=transport.name)

@@ -24,7 +24,8 @@ from runtime.disagg.routes import Routes, side_of
 from runtime.engine.build import build_engine
 from runtime.engine.caches import Caches, make_caches
 from runtime.engine.decode_role import DecodeEngine
-from runtime.engine.prefill_role import PrefillEngine, PrefillParts
+from runtime.engine.prefill_jobs import PrefillParts
+from runtime.engine.prefill_role import PrefillEngine
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
 from runtime.kv import KVLayer

@@ -47,6 +47,8 @@ class SlowWriter:
         if self._is_waited:
             self.thread.join()
 
+    wait = synchronize  # a CPU has no stream that could wait
+
 
 class SlowPool:
     """Makes marks; each belongs to what changed in a pool since the last one."""

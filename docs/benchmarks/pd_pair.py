@@ -19,7 +19,7 @@ import torch
 from runtime.config import Overrides
 from runtime.disagg.carriers import make_transport
 from runtime.disagg.early import EarlySender
-from runtime.disagg.frames import Frame, Offer
+from runtime.disagg.frames import Frame, Offer, keep_tensor
 from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
 from runtime.disagg.memory import MemoryTransport
@@ -28,7 +28,8 @@ from runtime.disagg.routes import Routes
 from runtime.engine.caches import Caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.llm import LLM
-from runtime.engine.prefill_role import PrefillEngine, PrefillParts
+from runtime.engine.prefill_jobs import PrefillParts
+from runtime.engine.prefill_role import PrefillEngine
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.state import RoundShape
 from runtime.server.role_settings import RoleOptions
@@ -220,6 +221,7 @@ def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
         sender=EarlySender(prefill.config.device),
         first_proposal="one_hot",
         transfer_s=30.0,
+        pack=keep_tensor,
     )
     receiver = transport.receive_into(decode_layers)
     hello = Hello(

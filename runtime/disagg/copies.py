@@ -16,22 +16,27 @@ _POLL_S = 20e-6
 
 
 class BlockIndices:
-    """Block numbers as tensors; every layer of a chunk asks for the same ones.
+    """Block numbers as a copy needs them; every layer of a chunk asks for the same ones.
 
-    One thread's: the newest few are kept, since a copy to the device makes the host wait.
+    One thread's; the newest few are kept.
     """
 
     _NUM_KEPT = 4
 
     def __init__(self) -> None:
         """Keep nothing yet."""
-        self._kept: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
+        self._kept: dict[tuple[tuple[int, ...], torch.device], slice | torch.Tensor] = {}
 
-    def of(self, blocks: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        """Return int64 [number of blocks]."""
+    def of(self, blocks: tuple[int, ...], device: torch.device) -> slice | torch.Tensor:
+        """Return a slice where the blocks follow each other, else int64 [number of blocks].
+
+        Sync: none; the numbers are staged before the call returns.
+        """
         found = self._kept.get((blocks, device))
         if found is None:
-            found = torch.tensor(blocks, dtype=torch.int64, device=device)
+            found = _as_slice(blocks)
+            if found is None:
+                found = torch.tensor(blocks, dtype=torch.int64).to(device, non_blocking=True)
             if len(self._kept) == self._NUM_KEPT:
                 del self._kept[next(iter(self._kept))]
             self._kept[blocks, device] = found
@@ -56,13 +61,32 @@ def copy_blocks(
     blocks_in = indices.of(move.source_blocks, origin.k.device)
     blocks_out = indices.of(move.destination_blocks, goal.k.device)
     for read, written in ((origin.k, goal.k), (origin.v, goal.v)):
-        heads = read.narrow(1, move.source_head, move.num_heads)
-        picked = heads.index_select(0, blocks_in).to(written.device)
-        written.narrow(1, move.destination_head, move.num_heads).index_copy_(0, blocks_out, picked)
+        heads = _heads(read, move.source_head, move.num_heads)
+        picked = (
+            heads[blocks_in] if isinstance(blocks_in, slice) else heads.index_select(0, blocks_in)
+        )
+        goal_heads = _heads(written, move.destination_head, move.num_heads)
+        if isinstance(blocks_out, slice):
+            goal_heads[blocks_out].copy_(picked)
+        else:
+            goal_heads.index_copy_(0, blocks_out, picked.to(written.device))
+
+
+def _heads(layer: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Return a view of some heads of every block."""
+    return layer if count == layer.shape[1] else layer.narrow(1, first, count)
+
+
+def _as_slice(blocks: tuple[int, ...]) -> slice | None:
+    """Return the blocks as a slice; None where they do not follow each other."""
+    run = range(blocks[0], blocks[0] + len(blocks)) if blocks else range(0)
+    return slice(run.start, run.stop) if blocks == tuple(run) else None
 
 
 class MappedLink:
     """Copies into a pool of another process that is mapped here."""
+
+    is_ordered = False  # the other process launches on a stream of its own
 
     def __init__(
         self,

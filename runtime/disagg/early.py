@@ -3,7 +3,10 @@
 A layer's blocks may be read once its kernels have run, and the host only knows when they were
 launched: each part to send comes with the event that marks the end of its kernels, and one thread
 waits for that event before it hands the part to the carrier. Parts leave in the order in which they
-were queued, so `drain` covers all of them.
+were queued, so the end of a transfer covers all of them.
+
+Over an ordered link (see `Link`) no thread waits: a copy is launched at once on the caller's
+stream, behind the event and before all that either side launches after the end of a transfer.
 """
 
 from __future__ import annotations
@@ -26,11 +29,17 @@ class Ready(Protocol):
     def synchronize(self) -> None:
         """Block until that work is done."""
 
+    def wait(self) -> None:
+        """Let what the current stream gets from now on come after that work."""
+
 
 class AtOnce:
     """For work that is done when its call returns: a CPU's."""
 
     def synchronize(self) -> None:
+        """Return."""
+
+    def wait(self) -> None:
         """Return."""
 
 
@@ -81,7 +90,7 @@ class _End:
 
 
 class EarlySender:
-    """One thread that writes parts in order, each after its event.
+    """Writes parts in order, each after its event: one thread's, or the caller's where it may.
 
     A carrier that fails ends the transfers over that link only: later parts of it are dropped and
     its outcome says why.
@@ -91,8 +100,8 @@ class EarlySender:
         """Start the thread.
 
         Args:
-            device: of the pool that is read. On CUDA, copies of a carrier that launches some run in
-                a stream of their own, not behind the layers that come after.
+            device: of the pool that is read. On CUDA, copies that the thread launches run in a
+                stream of their own, not behind the layers that come after.
         """
         self._device = device
         self._items: queue.SimpleQueue[_Part | _End | None] = queue.SimpleQueue()
@@ -117,25 +126,36 @@ class EarlySender:
             sender.close()
 
     def send(self, link: Link, moves: tuple[BlockMove, ...], *, ready: Ready) -> None:
-        """Queue a part.
+        """Queue a part; over an ordered link, launch it.
 
         Args:
             link: where to.
             moves: what; the blocks stay as they are until the transfer's outcome is known.
             ready: after this the blocks may be read.
         """
-        if moves:
-            self._items.put(_Part(ready=ready, link=link, moves=moves))
+        if not moves:
+            return
+        part = _Part(ready=ready, link=link, moves=moves)
+        if not link.is_ordered:
+            self._items.put(part)
+            return
+        self._write(part)
 
     def end(self, link: Link, *, timeout_s: float) -> Outcome:
         """Queue the end of a transfer; its outcome is set when every part of the link was written.
+
+        Over an ordered link it is set at once.
 
         Args:
             link: of the transfer; not used for another one before the outcome is known.
             timeout_s: limit of the carrier's last wait.
         """
         outcome = Outcome()
-        self._items.put(_End(link=link, outcome=outcome, timeout_s=timeout_s))
+        end = _End(link=link, outcome=outcome, timeout_s=timeout_s)
+        if not link.is_ordered:
+            self._items.put(end)
+            return outcome
+        outcome.close(self._finish(end))
         return outcome
 
     def close(self) -> None:
@@ -165,7 +185,10 @@ class EarlySender:
         if id(part.link) in self._failed:
             return
         try:
-            part.ready.synchronize()
+            if part.link.is_ordered:
+                part.ready.wait()
+            else:
+                part.ready.synchronize()
             for move in part.moves:
                 part.link.write(move)
         except (DiagnosticError, RuntimeError) as error:

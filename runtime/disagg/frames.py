@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -75,6 +76,16 @@ class TensorBytes(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
+class TensorHere(TensorBytes, frozen=True, kw_only=True):
+    """A tensor that never leaves its process; no connection takes it.
+
+    Args:
+        value: on the device where it was made, of which `data` says nothing.
+    """
+
+    value: torch.Tensor
+
+
 class Prefilled(msgspec.Struct, frozen=True, kw_only=True, tag="prefilled"):
     """All KV of a prompt is in the decode side's memory.
 
@@ -137,8 +148,28 @@ def pack_tensor(name: str, value: torch.Tensor) -> TensorBytes:
     )
 
 
+PackTensor: TypeAlias = Callable[[str, torch.Tensor], TensorBytes]
+"""How a prefill engine puts a tensor into a frame: as bytes, or as it is."""
+
+
+def keep_tensor(name: str, value: torch.Tensor) -> TensorBytes:
+    """Return a tensor for an engine of this process that launches on the same stream.
+
+    Sync: none, unlike bytes, which the host has to read from the device and write there again.
+    """
+    return TensorHere(
+        name=name,
+        dtype=dtype_name(value.dtype),
+        shape=tuple(value.shape),
+        data=b"",
+        value=value,
+    )
+
+
 def unpack_tensor(packed: TensorBytes, device: torch.device) -> torch.Tensor:
     """Return the tensor of some bytes on a device."""
+    if isinstance(packed, TensorHere):
+        return packed.value.to(device)
     values = torch.frombuffer(bytearray(packed.data), dtype=_DTYPES[packed.dtype])
     return values.view(packed.shape).to(device)
 

@@ -1,5 +1,7 @@
 """Carriers within one machine: `memory` in one process, `shared` between processes.
 
+`memory` waits for no copy where both sides launch on one CUDA stream: its order is enough.
+
 `shared` maps POSIX shared memory where pools are on CPUs, and the memory of the GPU that both
 processes use where they are on one (see `gpu_pools`). `memory` is the readable twin that tests
 compare the others with.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import resource_tracker, shared_memory
 
 import msgspec
@@ -32,7 +35,7 @@ class MemoryTransport:
 
     def __init__(self) -> None:
         """Know no pool."""
-        self._pools: dict[bytes, tuple[KVLayer, ...]] = {}
+        self._pools: dict[bytes, _Offered] = {}
         self._numbers = itertools.count()
 
     def allocate(
@@ -42,13 +45,13 @@ class MemoryTransport:
         return zeroed(shape, dtype, device)
 
     def receive_into(self, layers: Sequence[KVLayer]) -> MemoryReceiver:
-        """Offer a pool."""
+        """Offer a pool; the caller's stream is the one that will read it."""
         address = str(next(self._numbers)).encode()
-        self._pools[address] = tuple(layers)
+        self._pools[address] = _Offered(layers=tuple(layers), stream=_stream_of(layers))
         return MemoryReceiver(address, self._pools)
 
     def connect(self, address: bytes, layers: Sequence[KVLayer]) -> MemoryLink:
-        """Return a way into a pool that was offered.
+        """Return a way into a pool that was offered; the caller's stream writes what is sent.
 
         Raises:
             DiagnosticError: SD863, no such pool.
@@ -58,10 +61,23 @@ class MemoryTransport:
         return MemoryLink(tuple(layers), address, self._pools)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Offered:
+    """A pool, and the stream on which its owner launches; None on a CPU."""
+
+    layers: tuple[KVLayer, ...]
+    stream: torch.cuda.Stream | None
+
+
+def _stream_of(layers: Sequence[KVLayer]) -> torch.cuda.Stream | None:
+    device = layers[0].k.device
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
 class MemoryReceiver:
     """A pool that was offered."""
 
-    def __init__(self, address: bytes, pools: dict[bytes, tuple[KVLayer, ...]]) -> None:
+    def __init__(self, address: bytes, pools: dict[bytes, _Offered]) -> None:
         """Stand for `pools[address]`."""
         self.address = address
         self._pools = pools
@@ -72,15 +88,21 @@ class MemoryReceiver:
 
 
 class MemoryLink:
-    """Copies at once."""
+    """Copies at once.
+
+    Attributes:
+        is_ordered: see `Link`; the streams are those of whoever offered the pool and connected.
+    """
 
     def __init__(
         self,
         source: tuple[KVLayer, ...],
         address: bytes,
-        pools: dict[bytes, tuple[KVLayer, ...]],
+        pools: dict[bytes, _Offered],
     ) -> None:
         """Copy from `source` into `pools[address]`."""
+        stream = _stream_of(source)
+        self.is_ordered = stream is not None and stream == pools[address].stream
         self._source = source
         self._address = address
         self._pools = pools
@@ -91,12 +113,12 @@ class MemoryLink:
         pool = self._pools.get(self._address)
         if pool is None:
             raise DiagnosticError(carrier_failed("memory", "the pool was withdrawn"))
-        copy_blocks(move, self._source, pool, self._indices)
+        copy_blocks(move, self._source, pool.layers, self._indices)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for copies of a GPU; those of a CPU are done."""
+        """Wait for copies of a GPU whose order is not enough; those of a CPU are done."""
         del timeout_s  # a copy within a process cannot hang
-        if self._source[0].k.is_cuda:
+        if self._source[0].k.is_cuda and not self.is_ordered:
             torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:

@@ -114,6 +114,8 @@ class MooncakeReceiver:
 class MooncakeLink:
     """Writes from one pool into one of another process, each write to its end."""
 
+    is_ordered = False
+
     def __init__(
         self,
         engine: Any,

@@ -133,6 +133,8 @@ class NixlReceiver:
 class NixlLink:
     """Writes from one pool into one of another process."""
 
+    is_ordered = False
+
     def __init__(
         self,
         agent: Any,

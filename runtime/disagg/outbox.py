@@ -102,6 +102,7 @@ class Passage:
 
     def __init__(self, link: Link, may_write: MayWrite) -> None:
         """Write through `link` as long as `may_write`."""
+        self.is_ordered = link.is_ordered
         self._link = link
         self._may_write = may_write
 
@@ -157,6 +158,11 @@ class Transfer:
     def end_block(self) -> int:
         """One past the last block of the request that is sent."""
         return self._first_block + len(self._destination_blocks)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all of its links are; see `Link`."""
+        return all(passage.is_ordered for passage in self._passages.values())
 
     @property
     def unsent(self) -> dict[int, int]:

@@ -62,6 +62,14 @@ class Receiver(Protocol):
 class Link(Protocol):
     """A sender's way into one receiver."""
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether what the receiver launches comes behind what the sender's own thread launches.
+
+        So both are on one stream of one device. Writes and `finish` then wait for nothing: they are
+        launched, and the streams keep the order.
+        """
+
     def write(self, move: BlockMove) -> None:
         """Start to copy; the source must stay as it is until `finish`.
 
@@ -70,7 +78,7 @@ class Link(Protocol):
         """
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all writes are in the receiver's memory.
+        """Wait until all writes are in the receiver's memory; an ordered link need not wait.
 
         Raises:
             DiagnosticError: SD863, the carrier failed or took longer.

@@ -52,6 +52,7 @@ class DecodeEngine:
             block_bytes: of a block of each layer, on all ranks of this server together.
         """
         self._block_bytes = tuple(block_bytes)
+        self._slot_state = {str(item) for item in engine.slot_state}
         self.engine = engine
         self._port = port
         self._name = name
@@ -142,10 +143,10 @@ class DecodeEngine:
         assert request is not None, f"{request_id} waits for KV and is not in flight"
         device = self.engine.config.device
         state = {item.name: unpack_tensor(item, device) for item in frame.state}
-        expected = {str(item) for item in self.engine.slot_state}
         found = {describe(name, value) for name, value in state.items()}
-        if found != expected:
-            return [self.engine.fail(request_id, _other_state(request_id, expected, found))]
+        if found != self._slot_state:
+            problem = _other_state(request_id, self._slot_state, found)
+            return [self.engine.fail(request_id, problem)]
         expected_bytes = wire_bytes(
             request.num_prompt_tokens,
             first_position=request.placed.table.num_cached_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.disagg.frames import TensorBytes, pack_tensor
+from runtime.disagg.frames import PackTensor, TensorBytes
 from runtime.disagg.handshake import FirstProposal
 from runtime.engine.request import Request
 from runtime.spec.types import Proposer
@@ -18,6 +18,7 @@ def first_drafts(
     max_model_len: int,
     vocab_size: int,
     first_proposal: FirstProposal,
+    pack: PackTensor,
 ) -> tuple[tuple[int, ...], TensorBytes | None]:
     """Return the first round's drafts and their laws, where they are wanted.
 
@@ -28,6 +29,7 @@ def first_drafts(
         max_model_len: of the engine.
         vocab_size: of the target, as wide as the laws are.
         first_proposal: `one_hot` sends no laws.
+        pack: makes of the laws what a frame takes.
     """
     room = max_model_len - len(request.ids_target) - 1
     view = request.view(max(0, min(num_drafts, room)))
@@ -41,4 +43,4 @@ def first_drafts(
     law_GR = proposal.q.log_q_BGR[0, : len(ids)].softmax(dim=1)
     q_GV = law_GR.new_zeros((len(ids), vocab_size))
     q_GV.index_copy_(1, proposal.q.ids_target_R, law_GR)
-    return ids, pack_tensor("draft_probs", q_GV)
+    return ids, pack("draft_probs", q_GV)

@@ -110,7 +110,6 @@ class Pipeline:
         self._split = None if split is None else SplitRounds(rounds.runner, split)
         self._seen_version: int | None = None
         self._is_written = False  # device state of all lanes is current
-        self._written_drafts: tuple[int, ...] | None = None  # None: the lanes changed since
 
     def close(self) -> None:
         """End the thread that makes masks."""
@@ -265,9 +264,7 @@ class Pipeline:
             num_packed_rows=size.num_packed_rows,
             kind=group.kind,
         )
-        if self._written_drafts != size.num_drafts:
-            self._state.write_batch([lane.placement.slot for lane in group.lanes], size.num_drafts)
-            self._written_drafts = size.num_drafts
+        self._state.write_batch([lane.placement.slot for lane in group.lanes], size.num_drafts)
         self._write(group)
         self._runner.launch(shape, self._next_buffer)
         self._flights.append(
@@ -350,7 +347,7 @@ class Pipeline:
         whole, masked = groups
         if whole is None or masked is None or (masked.lanes and self._split is None):
             return False
-        self._whole, self._masked, self._written_drafts = whole, masked, None
+        self._whole, self._masked = whole, masked
         self._seen_version = self._scheduler.version
         return True
 

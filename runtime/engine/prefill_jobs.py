@@ -1,4 +1,4 @@
-"""Prompts that a prefill server computes, with their KV on its way."""
+"""What a prefill server sends from, and the prompts that it computes with their KV on its way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,30 @@ from dataclasses import dataclass
 from runtime.disagg.agreement import Ended
 from runtime.disagg.frames import Failed, Prefill, Prefilled, Released
 from runtime.disagg.outbox import Transfer
-from runtime.disagg.remote import StageTransfer
+from runtime.disagg.remote import StageOutlet, StageTransfer
+from runtime.kv import KVLayer
+from runtime.spec.types import Proposer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillParts:
+    """What a prefill engine sends from.
+
+    Args:
+        proposer: the engine's own.
+        pool: this rank's layers, the target's then the draft's.
+        num_pool_target_layers: the first ones of the pool: those of this stage.
+        num_target_layers: of the whole target: the draft's are numbered after them.
+        vocab_size: of the target.
+        stages: those before this one, in other processes; None without any.
+    """
+
+    proposer: Proposer
+    pool: tuple[KVLayer, ...]
+    num_pool_target_layers: int
+    num_target_layers: int
+    vocab_size: int
+    stages: StageOutlet | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,6 +48,11 @@ class PrefillJob:
     own: Transfer
     before: StageTransfer | None = None
     answer: Prefilled | Failed | Released | None = None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its transfer is over when it ends: known beforehand, and alike on all ranks."""
+        return self.before is None and self.own.is_ordered
 
     @property
     def is_over(self) -> bool:

@@ -3,8 +3,8 @@
 While a prompt is computed its KV leaves layer by layer: a layer's blocks go as soon as the kernels
 of that layer are launched for all of their positions, with the event that marks the end of these
 kernels; the draft's go after it has observed them. At the first token the state of the draft goes
-with the answer, and drafts where the decode side wants them. Slot and blocks are let go of when
-nothing reads them any more; only then the decode side is told the outcome.
+with the answer, and drafts where the decode side wants them. The decode side is told the outcome
+when nothing is read or written for a prompt any more; its blocks are not used again before.
 
 Over several ranks each has such an engine, all get the same events at the same steps, and the ports
 of all but the first send nothing. Stages before this one are told, ahead of each forward, which
@@ -14,7 +14,6 @@ blocks it makes final, and send their layers in the same way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -24,6 +23,7 @@ from runtime.disagg.early import EarlySender, Ready, mark
 from runtime.disagg.frames import (
     Abort,
     Failed,
+    PackTensor,
     Prefill,
     Prefilled,
     Released,
@@ -33,42 +33,19 @@ from runtime.disagg.handshake import FirstProposal
 from runtime.disagg.listen import Arrived, Left, PeerEvent
 from runtime.disagg.outbox import Route, Transfer
 from runtime.disagg.ports import DecodePort
-from runtime.disagg.remote import StageOutlet
 from runtime.engine.engine import Engine
 from runtime.engine.first_drafts import first_drafts
 from runtime.engine.forwards import RowsListener
-from runtime.engine.prefill_jobs import PrefillJob
+from runtime.engine.prefill_jobs import PrefillJob, PrefillParts
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
 from runtime.engine.until_lost import is_rank_fault
-from runtime.kv import KVLayer
 from runtime.parallel.messages import SlotNews
-from runtime.spec.types import Proposer, TokenLogprobs
+from runtime.spec.types import TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 WAIT_S = 0.001
 """Longest wait of a step that has nothing to run; frames are seen after it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrefillParts:
-    """What a prefill engine sends from.
-
-    Args:
-        proposer: the engine's own.
-        pool: this rank's layers, the target's then the draft's.
-        num_pool_target_layers: the first ones of the pool: those of this stage.
-        num_target_layers: of the whole target: the draft's are numbered after them.
-        vocab_size: of the target.
-        stages: those before this one, in other processes; None without any.
-    """
-
-    proposer: Proposer
-    pool: tuple[KVLayer, ...]
-    num_pool_target_layers: int
-    num_target_layers: int
-    vocab_size: int
-    stages: StageOutlet | None = None
 
 
 class PrefillEngine:
@@ -86,6 +63,7 @@ class PrefillEngine:
         transfer_s: float,
         agreement: Agreement | None = None,
         mark_end: Callable[[torch.device], Ready] = mark,
+        pack: PackTensor = pack_tensor,
     ) -> None:
         """Start without requests.
 
@@ -100,6 +78,8 @@ class PrefillEngine:
             transfer_s: limit of a carrier's last wait.
             agreement: with the other ranks of the stage, which run in step; None: there are none.
             mark_end: marks the end of what was launched; tests put slow kernels there.
+            pack: puts state into an answer; `keep_tensor` where the decode engine is in this
+                process and launches on the same stream.
         """
         self.engine = engine
         self._parts = parts
@@ -110,10 +90,12 @@ class PrefillEngine:
         self._transfer_s = transfer_s
         self._agreement = Alone() if agreement is None else agreement
         self._mark_end = mark_end
+        self._pack = pack
         self._ways: dict[str, Route] = {}  # decode server -> way to it
         self._refused: dict[str, Diagnostic] = {}  # decode server -> why KV cannot reach it
         self._left: set[str] = set()  # decode servers whose links are still open
         self._jobs: dict[str, PrefillJob] = {}
+        self._told: list[str] = []  # prompts that still have their slot and blocks
         self.num_kv_bytes = 0
 
     @property
@@ -151,6 +133,8 @@ class PrefillEngine:
     @torch.inference_mode()
     def step(self) -> tuple[RequestDelta, ...]:
         """Take in what came, compute, tell outcomes; return what prompts yielded, to no client."""
+        while self._told:
+            self.engine.retire(self._told.pop())
         for event in self._port.poll():
             self._take(event)
         num_steps = self.engine.num_steps
@@ -343,12 +327,13 @@ class PrefillEngine:
             max_model_len=self.engine.config.max_model_len,
             vocab_size=self._parts.vocab_size,
             first_proposal=self._first_proposal,
+            pack=self._pack,
         )
         assert not job.own.unsent, f"layers with blocks left: {job.own.unsent}"
         job.answer = Prefilled(
             request_id=request_id,
             committed_target=ids_target,
-            state=[pack_tensor(name, value) for name, value in state.items()],
+            state=[self._pack(name, value) for name, value in state.items()],
             draft_ids_target=drafts,
             draft_probs=probs,
             num_kv_bytes=0,  # known when all of it has arrived
@@ -365,16 +350,22 @@ class PrefillEngine:
         job.end(self._transfer_s)
 
     def _let_go(self, request_id: str, job: PrefillJob) -> None:
-        """Free the slot; blocks stay until the transfer is over."""
+        """End the transfer and free the slot; blocks stay until it is over.
+
+        Where it is over at once the decode side is told first: the next step frees both.
+        """
         request = self.engine.find(request_id)
         assert request is not None, f"{request_id} is in flight"
+        job.end(self._transfer_s)
+        if isinstance(job.answer, Prefilled) and job.is_ordered:
+            self._told.append(request_id)
+            return
         if request.placement is not None:
             self.engine.handover.hold(request, request_id)
         if isinstance(job.answer, Prefilled):
             self.engine.retire(request_id)
         else:
             self.engine.abort(request_id)
-        job.end(self._transfer_s)
 
     def _settle(self) -> None:
         """Tell the outcome of transfers that are over, and free their blocks."""

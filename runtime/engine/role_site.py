@@ -30,7 +30,8 @@ from runtime.disagg.transport import Transport
 from runtime.engine.caches import Caches
 from runtime.engine.decode_role import DecodeEngine
 from runtime.engine.engine import Engine
-from runtime.engine.prefill_role import PrefillEngine, PrefillParts
+from runtime.engine.prefill_jobs import PrefillParts
+from runtime.engine.prefill_role import PrefillEngine
 from runtime.engine.role_rank import RoleRank, ToldDecodePort, ToldPrefillPort
 from runtime.engine.stages import StageLine
 from runtime.kernels.gemm_table import gemm_table_digest

@@ -56,6 +56,7 @@ class SamplingState:
             return torch.full((num_rows,), value, dtype=dtype, device=device)
 
         self._device = device
+        self._known = [GREEDY] * num_rows  # what the columns hold
         self._columns = RoundSampling(
             is_sampled_B=column(0, torch.bool),
             seed_low_B=column(0, torch.int64),
@@ -69,10 +70,16 @@ class SamplingState:
         )
 
     def write(self, slots: Sequence[int], rows: Sequence[SlotSampling]) -> None:
-        """Set slots.
+        """Set slots; those that hold the same already cost no copy.
 
         Sync: none.
         """
+        new = {slot: row for slot, row in zip(slots, rows, strict=True) if row != self._known[slot]}
+        if not new:
+            return
+        for slot, row in new.items():
+            self._known[slot] = row
+        rows = tuple(new.values())
         seeds = [row.seed % 2**64 for row in rows]
         values: dict[str, Sequence[float]] = {
             "is_sampled_B": [row.is_sampled for row in rows],
@@ -84,7 +91,7 @@ class SamplingState:
             "log_min_p_B": [row.log_min_p for row in rows],
             "top_p_B": [row.top_p for row in rows],
         }
-        index = torch.tensor(slots).to(self._device, non_blocking=True)
+        index = torch.tensor(list(new)).to(self._device, non_blocking=True)
         for name, numbers in values.items():
             column: torch.Tensor = getattr(self._columns, name)
             copied = torch.tensor(numbers, dtype=column.dtype)

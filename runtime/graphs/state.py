@@ -140,6 +140,7 @@ class RoundState:
         self.slots_B = torch.full((max_batch + 1,), num_slots, dtype=torch.int64, device=device)
         self.num_drafts_B = torch.zeros_like(self.slots_B)
         self.arrivals_X = torch.zeros(_NUM_ARRIVALS, dtype=torch.int32, device=device)
+        self._written_batch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._constants: dict[tuple[int, int, int], RoundConstants] = {}
         self.output_BX = torch.zeros((max_batch, max_drafts + 2), dtype=torch.int64, device=device)
         self.num_counted_B = torch.zeros(max_batch, dtype=torch.int64, device=device)
@@ -199,8 +200,14 @@ class RoundState:
     def write_batch(self, slots: Sequence[int], num_drafts: Sequence[int]) -> None:
         """Choose the requests of the rounds to come; all others are padding.
 
+        The same ones as before cost no copy.
+
         Sync: none.
         """
+        batch = (tuple(slots), tuple(num_drafts))
+        if batch == self._written_batch:
+            return
+        self._written_batch = batch
         num_padding = self.slots_B.shape[0] - len(slots)
         both = self._copied(
             [[*slots, *[self.padding_slot] * num_padding], [*num_drafts, *[0] * num_padding]]

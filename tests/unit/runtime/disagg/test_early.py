@@ -52,6 +52,8 @@ class SlowKernel:
     def synchronize(self) -> None:
         self._thread.join()
 
+    wait = synchronize  # a CPU has no stream that could wait
+
 
 class WithoutWait:
     """The defect that the wait is for: an event that is thought to be over."""
@@ -62,12 +64,15 @@ class WithoutWait:
     def synchronize(self) -> None:
         return
 
+    wait = synchronize
 
-def transfer(*, is_waited_for: bool) -> list[bool]:
+
+def transfer(*, is_waited_for: bool, is_ordered: bool) -> list[bool]:
     """Send three layers whose kernels are slow; return which arrived whole."""
     transport = MemoryTransport()
     source, destination = pool(0.0), pool(-1.0)
     link = transport.connect(transport.receive_into(destination).address, source)
+    link.is_ordered = is_ordered
     sender = EarlySender()
     kernels = []
     for index, layer in enumerate(source):
@@ -76,6 +81,7 @@ def transfer(*, is_waited_for: bool) -> list[bool]:
         ready = kernel if is_waited_for else WithoutWait(kernel)
         sender.send(link, (layer_move(index),), ready=ready)
     outcome = sender.end(link, timeout_s=5.0)
+    assert outcome.is_done or not is_ordered
     assert outcome.wait(20)
     assert outcome.problem is None
     sender.close()
@@ -87,19 +93,54 @@ def transfer(*, is_waited_for: bool) -> list[bool]:
     ]
 
 
-def test_no_block_is_torn() -> None:
-    assert transfer(is_waited_for=True) == [True, True, True]
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_no_block_is_torn(is_ordered: bool) -> None:
+    assert transfer(is_waited_for=True, is_ordered=is_ordered) == [True, True, True]
 
 
-def test_without_the_wait_blocks_are_torn() -> None:
-    assert not all(transfer(is_waited_for=False))
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_without_the_wait_blocks_are_torn(is_ordered: bool) -> None:
+    assert not all(transfer(is_waited_for=False, is_ordered=is_ordered))
+
+
+def test_an_ordered_link_waits_in_its_stream_before_each_write() -> None:
+    """The host goes on: nothing of it may block on a kernel, and no thread writes."""
+    calls: list[str] = []
+
+    class Mark:
+        def synchronize(self) -> None:
+            raise AssertionError("the host waits for a kernel")
+
+        def wait(self) -> None:
+            calls.append("wait")
+
+    class Noted:
+        is_ordered = True
+
+        def write(self, move: BlockMove) -> None:
+            calls.append(f"{move.source_layer} {threading.current_thread().name}")
+
+        def finish(self, timeout_s: float) -> None:
+            del timeout_s
+            calls.append("finish")
+
+        def close(self) -> None:
+            return
+
+    sender, link = EarlySender(), Noted()
+    for index in range(2):
+        sender.send(link, (layer_move(index),), ready=Mark())
+    assert sender.end(link, timeout_s=1.0).is_done
+    here = threading.current_thread().name
+    assert calls == ["wait", f"0 {here}", "wait", f"1 {here}", "finish"]
+    sender.close()
 
 
 class Broken:
     """A link whose carrier fails at the second write."""
 
-    def __init__(self, at: int) -> None:
-        self.at, self.writes = at, 0
+    def __init__(self, at: int, *, is_ordered: bool = False) -> None:
+        self.at, self.writes, self.is_ordered = at, 0, is_ordered
 
     def write(self, move: BlockMove) -> None:
         del move
@@ -116,12 +157,13 @@ class Broken:
         return
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
 @pytest.mark.parametrize(("at", "found"), [(2, "gone"), (0, "device-side fault")])
-def test_a_failed_link_says_why_and_others_go_on(at: int, found: str) -> None:
+def test_a_failed_link_says_why_and_others_go_on(at: int, found: str, is_ordered: bool) -> None:
     transport = MemoryTransport()
     source, destination = pool(1.0), pool(0.0)
     good: Link = transport.connect(transport.receive_into(destination).address, source)
-    bad = Broken(at)
+    bad = Broken(at, is_ordered=is_ordered)
     sender = EarlySender()
     for index in range(3):
         for link in (bad, good):

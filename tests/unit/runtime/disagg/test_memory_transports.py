@@ -34,6 +34,24 @@ MOVES = (
         source_blocks=(4,),
         destination_blocks=(1,),
     ),
+    BlockMove(
+        source_layer=0,
+        destination_layer=0,
+        source_head=0,
+        destination_head=1,
+        num_heads=2,
+        source_blocks=(0, 1, 2),
+        destination_blocks=(5, 3, 4),
+    ),
+    BlockMove(
+        source_layer=1,
+        destination_layer=1,
+        source_head=1,
+        destination_head=0,
+        num_heads=1,
+        source_blocks=(5, 0, 2),
+        destination_blocks=(1, 2, 3),
+    ),
 )
 
 

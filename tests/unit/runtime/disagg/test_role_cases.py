@@ -237,6 +237,8 @@ class Broken(MemoryTransport):
         link = super().connect(address, layers)
 
         class Bad:
+            is_ordered = False
+
             def write(self, move: BlockMove) -> None:
                 raise DiagnosticError(
                     diagnose("SD863", where="transport `memory`", message="torn", found="a cut")

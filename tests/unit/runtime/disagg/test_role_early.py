@@ -21,17 +21,18 @@ SETTINGS = {"num_speculative_tokens": 4}
 class NotedTransport(MemoryTransport):
     """Notes the order of writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ordered: bool) -> None:
         super().__init__()
         self.moves: list[BlockMove] = []
+        self._is_ordered = is_ordered
 
     def connect(self, address: bytes, layers: Sequence[KVLayer]) -> NotedLink:  # type: ignore[override]
-        return NotedLink(super().connect(address, layers), self.moves)
+        return NotedLink(super().connect(address, layers), self.moves, self._is_ordered)
 
 
 class NotedLink:
-    def __init__(self, link: MemoryLink, moves: list[BlockMove]) -> None:
-        self._link, self._moves = link, moves
+    def __init__(self, link: MemoryLink, moves: list[BlockMove], is_ordered: bool) -> None:
+        self._link, self._moves, self.is_ordered = link, moves, is_ordered
         self.finish, self.close = link.finish, link.close
 
     def write(self, move: BlockMove) -> None:
@@ -48,10 +49,10 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def slow_pair(
-    world: World, *, is_waited: bool, chunk: int
+    world: World, *, is_waited: bool, chunk: int, is_ordered: bool = False
 ) -> tuple[Pair, SlowPool, NotedTransport]:
     assert world.manifest.draft is not None
-    slow, transport = SlowPool(is_waited=is_waited), NotedTransport()
+    slow, transport = SlowPool(is_waited=is_waited), NotedTransport(is_ordered=is_ordered)
     pair = make_pair(
         world,
         transport=transport,
@@ -75,9 +76,9 @@ def compute(pair: Pair, slow: SlowPool) -> None:
     raise AssertionError("no answer came")
 
 
-@pytest.mark.parametrize("chunk", [64, 11])
-def test_no_block_is_torn_on_the_engine_s_path(world: World, chunk: int) -> None:
-    pair, slow, transport = slow_pair(world, is_waited=True, chunk=chunk)
+@pytest.mark.parametrize(("chunk", "is_ordered"), [(64, False), (11, False), (11, True)])
+def test_no_block_is_torn_on_the_engine_s_path(world: World, chunk: int, is_ordered: bool) -> None:
+    pair, slow, transport = slow_pair(world, is_waited=True, chunk=chunk, is_ordered=is_ordered)
     asked = request_for("a", prompt_of(1, 29))
     pair.decode.add_request(asked)
     compute(pair, slow)
@@ -91,9 +92,10 @@ def test_no_block_is_torn_on_the_engine_s_path(world: World, chunk: int) -> None
     pair.close()
 
 
-def test_without_the_wait_blocks_are_torn(world: World) -> None:
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_without_the_wait_blocks_are_torn(world: World, is_ordered: bool) -> None:
     """The mutant: marks that are thought to be over."""
-    pair, slow, _ = slow_pair(world, is_waited=False, chunk=64)
+    pair, slow, _ = slow_pair(world, is_waited=False, chunk=64, is_ordered=is_ordered)
     pair.decode.add_request(request_for("a", prompt_of(1, 29)))
     compute(pair, slow)
     pool = pair.caches["decode"].pool.layers

@@ -11,7 +11,7 @@ import torch
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.engine.slot_params import round_kind, slot_sampling
-from runtime.graphs.slot_sampling import SamplingState
+from runtime.graphs.slot_sampling import GREEDY, SamplingState
 from runtime.kernels.draw import draw_tokens
 from runtime.kernels.noise import TOKEN_DRAW
 from runtime.spec.noise import noise_rows
@@ -185,3 +185,27 @@ def test_rejection_rounds_equal_eager_ones(agreeing: World, kinds: tuple[str, ..
         assert one.usage.num_accepted_drafts == other.usage.num_accepted_drafts
     assert graph.shapes[0].kind == "rejection"
     assert sum(item.usage.num_accepted_drafts for item in found) > 0
+
+
+def test_slots_that_stay_as_they_are_cost_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SamplingState(4, CPU)
+    drawn = slot_sampling(SamplingParams(temperature=0.5, seed=7, top_k=3))
+    state.write([0, 2], [drawn, GREEDY])
+    written: list[list[int]] = []
+    tensor = torch.tensor
+
+    def noted(values: list[float], **kinds: torch.dtype) -> torch.Tensor:
+        written.append(list(values))
+        return tensor(values, **kinds)
+
+    monkeypatch.setattr(torch, "tensor", noted)
+    state.write([2, 0], [GREEDY, drawn])
+    assert written == []
+    state.write([0, 1, 2], [GREEDY, drawn, GREEDY])
+    assert written[0] == [0, 1], "a slot that was drawn from is greedy again"
+    monkeypatch.undo()
+    found = state.select(torch.arange(4), has_filters=True)
+    assert found.is_sampled_B.tolist() == [False, True, False, False]
+    assert found.temperature_B.tolist() == [1.0, 0.5, 1.0, 1.0]
+    assert found.top_k_B[1] == 3
+    assert found.top_k_B[0] == found.top_k_B[3]

@@ -1,0 +1,71 @@
+"""On one stream no hand-off waits for the host, and slow kernels are waited for all the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.disagg.early import EarlySender, mark
+from runtime.disagg.memory import MemoryTransport
+from runtime.disagg.transport import BlockMove
+from runtime.kv import KVLayer
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda", 0)
+SLOW_CYCLES = 40_000_000  # some 20 ms
+SHAPE = (8, 2, 16, 64)
+
+
+def pool(value: float) -> tuple[KVLayer, ...]:
+    return tuple(
+        KVLayer(
+            k=torch.full(SHAPE, value, device=DEVICE), v=torch.full(SHAPE, value, device=DEVICE)
+        )
+        for _ in range(3)
+    )
+
+
+def move(layer: int, source: tuple[int, ...], destination: tuple[int, ...]) -> BlockMove:
+    return BlockMove(
+        source_layer=layer,
+        destination_layer=layer,
+        source_head=0,
+        destination_head=0,
+        num_heads=2,
+        source_blocks=source,
+        destination_blocks=destination,
+    )
+
+
+@pytest.mark.parametrize("is_one_stream", [True, False])
+@pytest.mark.parametrize("is_run", [True, False])
+def test_slow_kernels_are_waited_for(is_one_stream: bool, is_run: bool) -> None:
+    blocks = ((1, 2, 3), (4, 5, 6)) if is_run else ((3, 1, 2), (6, 4, 0))
+    transport, sender = MemoryTransport(), EarlySender(DEVICE)
+    source, destination = pool(0.0), pool(-1.0)
+    torch.cuda.synchronize()
+    reader = torch.cuda.current_stream() if is_one_stream else torch.cuda.Stream()
+    with torch.cuda.stream(reader):
+        address = transport.receive_into(destination).address
+    link = transport.connect(address, source)
+    assert link.is_ordered == is_one_stream
+    for index, layer in enumerate(source):
+        torch.cuda._sleep(SLOW_CYCLES)
+        layer.k.fill_(index + 1.0)
+        torch.cuda._sleep(SLOW_CYCLES)
+        layer.v.fill_(index + 1.0)
+        sender.send(link, (move(index, *blocks),), ready=mark(DEVICE))
+    last = torch.cuda.Event()
+    last.record()
+    outcome = sender.end(link, timeout_s=5.0)
+    assert outcome.is_done == is_one_stream
+    assert not last.query(), "the host waited"
+    assert outcome.wait(20)
+    assert outcome.problem is None
+    with torch.cuda.stream(reader):  # what a round would read
+        found = [torch.stack((layer.k, layer.v))[:, list(blocks[1])] for layer in destination]
+        rest = [torch.stack((layer.k, layer.v))[:, 7] for layer in destination]
+    assert [bool((item == index + 1).all()) for index, item in enumerate(found)] == [True] * 3
+    assert all(bool((item == -1).all()) for item in rest)
+    sender.close()
