@@ -75,6 +75,16 @@ class Outcome:
         self._done.set()
 
 
+def closed(problem: Diagnostic | None) -> Outcome:
+    """Return an outcome that is set."""
+    outcome = Outcome()
+    outcome.close(problem)
+    return outcome
+
+
+_ARRIVED = closed(None)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
     ready: Ready
@@ -150,12 +160,11 @@ class EarlySender:
             link: of the transfer; not used for another one before the outcome is known.
             timeout_s: limit of the carrier's last wait.
         """
+        if link.is_ordered:
+            problem = self._finish(link, timeout_s)
+            return _ARRIVED if problem is None else closed(problem)
         outcome = Outcome()
-        end = _End(link=link, outcome=outcome, timeout_s=timeout_s)
-        if not link.is_ordered:
-            self._items.put(end)
-            return outcome
-        outcome.close(self._finish(end))
+        self._items.put(_End(link=link, outcome=outcome, timeout_s=timeout_s))
         return outcome
 
     def close(self) -> None:
@@ -179,7 +188,7 @@ class EarlySender:
             if isinstance(item, _Part):
                 self._write(item)
             else:
-                item.outcome.close(self._finish(item))
+                item.outcome.close(self._finish(item.link, item.timeout_s))
 
     def _write(self, part: _Part) -> None:
         if id(part.link) in self._failed:
@@ -194,12 +203,12 @@ class EarlySender:
         except (DiagnosticError, RuntimeError) as error:
             self._failed[id(part.link)] = _problem(error)
 
-    def _finish(self, end: _End) -> Diagnostic | None:
-        problem = self._failed.pop(id(end.link), None)
+    def _finish(self, link: Link, timeout_s: float) -> Diagnostic | None:
+        problem = self._failed.pop(id(link), None)
         if problem is not None:
             return problem
         try:
-            end.link.finish(end.timeout_s)
+            link.finish(timeout_s)
         except (DiagnosticError, RuntimeError) as error:
             return _problem(error)
         return None

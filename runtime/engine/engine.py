@@ -155,6 +155,8 @@ class Engine:
         """
         if not self._scheduler.reserve(request):
             return False
+        if self._pipeline is not None:
+            self._pipeline.expect(request)
         self._requests[request.request_id] = request
         return True
 

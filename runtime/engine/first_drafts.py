@@ -31,6 +31,8 @@ def first_drafts(
         first_proposal: `one_hot` sends no laws.
         pack: makes of the laws what a frame takes.
     """
+    if not num_drafts:
+        return (), None
     room = max_model_len - len(request.ids_target) - 1
     view = request.view(max(0, min(num_drafts, room)))
     count = proposer.max_drafts(view) if view.num_drafts else 0

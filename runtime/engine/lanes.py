@@ -17,7 +17,8 @@ class Lane:
         placement: what it held when it joined; another one means that it left in between.
         limit: drafts that count in a round at most.
         last_length: tokens with which a round may still start at most.
-        num_written_blocks: blocks of its table that the device knows.
+        num_written_blocks: blocks of its table that the device knows, with how it chooses tokens; 0
+            where it knows nothing of the request.
     """
 
     request: Request

@@ -11,12 +11,14 @@ halves are launched between whole rounds of the others and read in the order of 
 Where one group needs the eager path, neither starts another round.
 
 Invariants: at most NUM_BUFFERS whole rounds are unread; only the eager path adds requests, with
-nothing unread; device state is ahead of the host's by the unread rounds exactly.
+nothing unread; device state is ahead of the host's by the unread rounds exactly; a slot's blocks
+and sampling are written once for each placement, blocks that come later as they come.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.batch import RoundKind
@@ -25,13 +27,13 @@ from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.device_rounds import DeviceRounds
 from runtime.engine.lanes import Lane, LaneResult, counted_drafts
-from runtime.engine.request import Request
+from runtime.engine.request import Placement, Request
 from runtime.engine.scheduler import Scheduler
-from runtime.engine.slot_params import round_kind, slot_sampling
+from runtime.engine.slot_params import round_kind, slot_row, standing
 from runtime.engine.split_rounds import SplitRounds
 from runtime.graphs.round import NUM_BUFFERS
 from runtime.graphs.split import split_kind
-from runtime.graphs.state import RoundShape, SlotRow
+from runtime.graphs.state import RoundShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +112,16 @@ class Pipeline:
         self._split = None if split is None else SplitRounds(rounds.runner, split)
         self._seen_version: int | None = None
         self._is_written = False  # device state of all lanes is current
+        self._rows: dict[int, tuple[Placement, int]] = {}  # slot -> whose row, blocks in it
+
+    def expect(self, request: Request) -> None:
+        """Write what is known of a request that waits for KV: all but its first token.
+
+        Sync: none.
+        """
+        if round_kind([request.params]) is not None:
+            self._state.write_requests([slot_row(request)])
+            self._rows[request.placed.slot] = (request.placed, len(request.placed.table.blocks))
 
     def close(self) -> None:
         """End the thread that makes masks."""
@@ -300,31 +312,28 @@ class Pipeline:
         lanes = group.lanes
         if not self._is_written:
             lanes = (*self._whole.lanes, *self._masked.lanes)
-            self._state.write_requests(
-                [
-                    SlotRow(
-                        slot=lane.placement.slot,
-                        length=len(lane.request.ids_target) - 1,
-                        newest_id_target=lane.request.ids_target[-1],
-                        blocks=lane.placement.table.blocks,
-                        sampling=slot_sampling(lane.request.params),
-                    )
-                    for lane in lanes
-                ]
-            )
+            known = [lane for lane in lanes if lane.num_written_blocks]
+            news = [lane for lane in lanes if not lane.num_written_blocks]
+            if known:
+                self._state.write_newest([standing(lane.request) for lane in known])
+            if news:
+                self._state.write_requests([slot_row(lane.request) for lane in news])
+                self._note_blocks(news)
             self._is_written = True
-        else:
-            cells = [
-                (lane.placement.slot, index, lane.placement.table.blocks[index])
-                for lane in lanes
-                if lane.num_written_blocks < len(lane.placement.table.blocks)
-                for index in range(lane.num_written_blocks, len(lane.placement.table.blocks))
-            ]
-            if not cells:
-                return
+        cells = [
+            (lane.placement.slot, index, lane.placement.table.blocks[index])
+            for lane in lanes
+            for index in range(lane.num_written_blocks, len(lane.placement.table.blocks))
+        ]
+        if cells:
             self._state.write_blocks(cells)
+            self._note_blocks(lanes)
+
+    def _note_blocks(self, lanes: Sequence[Lane]) -> None:
+        """Note that the device has the tables of these lanes."""
         for lane in lanes:
             lane.num_written_blocks = len(lane.placement.table.blocks)
+            self._rows[lane.placement.slot] = (lane.placement, lane.num_written_blocks)
 
     def _join(self) -> bool:
         """Take the running requests as lanes; False when one of them needs the eager path."""
@@ -371,12 +380,13 @@ class Pipeline:
         limit = self._scheduler.wanted_drafts(request)
         last_length = self._proposer.last_length(limit)
         room = self._config.max_model_len - limit - 1
+        placed, num_blocks = self._rows.get(request.placed.slot, (None, 0))
         return Lane(
             request=request,
             placement=request.placed,
             limit=limit,
             last_length=room if last_length is None else min(last_length, room),
-            num_written_blocks=0,
+            num_written_blocks=num_blocks if placed is request.placed else 0,
         )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import get_args
 
 from runtime.batch import RoundKind
+from runtime.engine.request import Request
 from runtime.graphs.slot_sampling import GREEDY, SlotSampling
+from runtime.graphs.state import SlotRow
 from runtime.spec.sampling import filter_columns, usable_temperature
 from runtime.spec.types import SamplingParams
 
@@ -34,4 +36,21 @@ def slot_sampling(params: SamplingParams) -> SlotSampling:
         top_k=top_k,
         log_min_p=log_min_p,
         top_p=top_p,
+    )
+
+
+def standing(request: Request) -> tuple[int, int, int]:
+    """Return its slot, its positions whose KV is final, and the token after them."""
+    return request.placed.slot, len(request.ids_target) - 1, request.ids_target[-1]
+
+
+def slot_row(request: Request) -> SlotRow:
+    """Return a request as the host knows it; its `device_kind` is not None."""
+    slot, length, newest = standing(request)
+    return SlotRow(
+        slot=slot,
+        length=length,
+        newest_id_target=newest,
+        blocks=request.placed.table.blocks,
+        sampling=slot_sampling(request.params),
     )

@@ -167,18 +167,23 @@ class RoundState:
         Sync: none.
         """
         width = self.block_tables_ST.shape[1]
-        slots, lengths, newest = self._copied(
-            [
-                [row.slot for row in rows],
-                [row.length for row in rows],
-                [row.newest_id_target for row in rows],
-            ]
-        )
+        slots = self.write_newest([(row.slot, row.length, row.newest_id_target) for row in rows])
         tables = [[*row.blocks, *[0] * (width - len(row.blocks))] for row in rows]
-        self.lengths_S.index_copy_(0, slots, lengths)
-        self.newest_ids_target_S.index_copy_(0, slots, newest)
         self.block_tables_ST.index_copy_(0, slots, self._copied(tables, torch.int32))
         self.sampling.write([row.slot for row in rows], [row.sampling for row in rows])
+
+    def write_newest(self, rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        """Set where requests stand; returns int64, their slots.
+
+        Args:
+            rows: (slot, positions whose KV is final, the token after them).
+
+        Sync: none.
+        """
+        slots, lengths, newest = self._copied(list(zip(*rows, strict=True))).unbind()
+        self.lengths_S.index_copy_(0, slots, lengths)
+        self.newest_ids_target_S.index_copy_(0, slots, newest)
+        return slots
 
     def write_blocks(self, cells: Sequence[tuple[int, int, int]]) -> None:
         """Add blocks to tables.

@@ -6,7 +6,7 @@ token, with tensors as they are; slot and blocks are freed by the step after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -63,9 +63,11 @@ def make_ordered(world: World, **overrides: Any) -> Pair:
 
 
 def test_answers_are_the_target_s_own_and_everything_is_freed(world: World) -> None:
-    """With one slot: the next prompt waits for the one that was told."""
-    pair = make_ordered(world, prefill_overrides={"max_num_requests": 1})
-    requests = [request_for(f"r{i}", prompt_of(i, 9 + 7 * i), max_tokens=6) for i in range(3)]
+    """With one slot a prompt waits for the one that was told; tables grow behind their rows."""
+    pair = make_ordered(world, max_num_requests=2, prefill_overrides={"max_num_requests": 1})
+    requests = [
+        request_for(f"r{i}", prompt_of(i, 9 + 7 * i), max_tokens=6 + 10 * (i % 2)) for i in range(4)
+    ]
     assert_right(world, pair, requests)
     pair.assert_nothing_is_held()
     pair.close()
@@ -86,6 +88,36 @@ def test_the_answer_leaves_in_the_step_that_yields_the_first_token(pair: Pair) -
     assert stats.num_free_kv_blocks == stats.num_kv_blocks
     finish(pair)
     pair.assert_nothing_is_held()
+
+
+def test_rows_are_written_while_the_prompt_is_computed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the answer only the first token is missing, and the captured round follows."""
+    (graph,) = pair.graphs
+    state, calls = graph.round.state, list[str]()
+
+    def noted(name: str) -> Callable[..., object]:
+        write = getattr(state, name)
+
+        def call(*given: object) -> object:
+            calls.append(name)
+            return write(*given)
+
+        return call
+
+    for name in ("write_requests", "write_newest", "write_blocks"):
+        monkeypatch.setattr(state, name, noted(name))
+    pair.decode.add_request(request_for("a", prompt_of(1, 29)))
+    pair.decode.step()
+    assert calls == ["write_requests", "write_newest"]
+    pair.prefill.step()
+    assert not graph.shapes
+    calls.clear()
+    pair.decode.step()
+    assert calls == ["write_newest"]
+    assert graph.shapes[0].num_drafts == 3
+    finish(pair)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2])

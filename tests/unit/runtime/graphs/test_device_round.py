@@ -255,3 +255,31 @@ def test_blocks_that_come_later_join_the_table() -> None:
     state.write_requests([SlotRow(slot=1, length=3, newest_id_target=5, blocks=[2])])
     assert state.block_tables_ST[1].tolist() == [2, 0, 0, 0, 0], "a new tenant's table is whole"
     assert state.slots_B.tolist() == [2, 2, 2]
+
+
+def test_a_batch_that_stays_costs_no_copy_and_another_one_is_written() -> None:
+    state = RoundState(
+        num_slots=2, max_batch=2, max_drafts=3, max_length=40, kv_block_size=8,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    state.write_batch([1], [3])
+    state.slots_B.fill_(-1)
+    state.write_batch([1], [3])
+    assert state.slots_B.tolist() == [-1] * 3
+    for slots, counts in (([1], [2]), ([0], [2]), ([1, 0], [2, 3])):
+        state.write_batch(slots, counts)
+        num_padding = 3 - len(slots)
+        assert state.slots_B.tolist() == [*slots, *[2] * num_padding]
+        assert state.num_drafts_B.tolist() == [*counts, *[0] * num_padding]
+
+
+def test_where_a_request_stands_changes_alone() -> None:
+    state = RoundState(
+        num_slots=2, max_batch=2, max_drafts=1, max_length=40, kv_block_size=8,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    state.write_requests([SlotRow(slot=1, length=3, newest_id_target=5, blocks=[7, 4])])
+    state.write_newest([(1, 9, 6), (0, 2, 8)])
+    assert state.lengths_S.tolist() == [2, 9, 0]
+    assert state.newest_ids_target_S.tolist() == [8, 6, 0]
+    assert state.block_tables_ST.tolist() == [[0] * 5, [7, 4, 0, 0, 0], [0] * 5]
