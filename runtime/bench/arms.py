@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from runtime.bench.raw import ArmName
-from runtime.bench.settings import DRAFT_ROOM, BenchSettings
+from runtime.bench.settings import BenchSettings, draft_room
 from runtime.bench.shape import random_models, shape_manifest
 from runtime.bench.steps import STEP_ROOM
 from runtime.config import (
@@ -213,10 +213,11 @@ def arm_config(loaded: Loaded, arm: ArmName, *, concurrency: int, num_tokens: in
         DiagnosticError: as `resolve_config`.
     """
     known = loaded.manifest.target.decoder.max_position_embeddings
+    room = max(STEP_ROOM, draft_room(loaded.manifest, loaded.overrides.num_speculative_tokens))
     sized = replace(
         loaded.overrides,
         max_num_requests=concurrency,
-        max_model_len=min(num_tokens + max(DRAFT_ROOM, STEP_ROOM), known),
+        max_model_len=min(num_tokens + room, known),
     )
     if arm != "speculative":
         sized = replace(

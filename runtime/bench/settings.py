@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specctl.contract.manifest import Manifest
+
 WARM_UP_TOKENS = 8
 """Tokens of the untimed run before a timed one."""
 
 DRAFT_ROOM = 32
-"""Context beyond the longest answer, so that its end never shortens the drafts of a round."""
+"""Context beyond the longest answer at least; see `draft_room`."""
 
 DEFAULT_REPEATS = 2
 """Runs of each arm: A B, B A."""
@@ -84,3 +86,14 @@ class GenerateOptions:
     temperature: float
     seed: int
     has_comparison: bool
+
+
+def draft_room(manifest: Manifest, given: int | None) -> int:
+    """Return context beyond the longest answer, so that its end shortens the drafts of no round.
+
+    Args:
+        manifest: whose number of drafts counts where none is given.
+        given: drafts per round.
+    """
+    wanted = manifest.geometry.num_speculative_tokens if given is None else given
+    return max(DRAFT_ROOM, wanted or 0)

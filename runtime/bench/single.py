@@ -10,7 +10,7 @@ from pathlib import Path
 from runtime.bench.compare import first_difference
 from runtime.bench.prompts import PromptEncoder
 from runtime.bench.report import GenerateReport, Speed
-from runtime.bench.settings import DRAFT_ROOM, WARM_UP_TOKENS, GenerateOptions
+from runtime.bench.settings import WARM_UP_TOKENS, GenerateOptions, draft_room
 from runtime.config import Overrides
 from runtime.engine.llm import LLM, Completion
 from runtime.engine.request import RequestInput
@@ -32,11 +32,12 @@ def answer_one(
     """Answer one prompt; see `runtime.main.generate`."""
     facts = load_manifest(manifest)
     request = _request(facts, manifest.parent, options)
-    room = len(request.prompt_ids_target) + options.max_tokens + DRAFT_ROOM
+    room = draft_room(facts, overrides.num_speculative_tokens)
+    num_tokens = len(request.prompt_ids_target) + options.max_tokens
     sized = replace(
         overrides,
         max_num_requests=1,
-        max_model_len=min(room, facts.target.decoder.max_position_embeddings),
+        max_model_len=min(num_tokens + room, facts.target.decoder.max_position_embeddings),
     )
     llm = LLM.from_manifest(manifest, sized)
     try:

@@ -19,6 +19,7 @@ from runtime.config.reduced_head import settle_dynamic_rows
 from runtime.config.speculation import (
     check_draft_context,
     draft_width,
+    refuse_wide_rounds,
     settle_length_mode,
     settle_proposer,
 )
@@ -83,6 +84,7 @@ def resolve_config(
         max_num_requests=max_num_requests,
         num_affordable_blocks=num_affordable_blocks,
     )
+    refuse_wide_rounds(ledger, gamma, max_model_len)
     graphs = settle_staged_graphs(ledger, _settle_graphs(ledger), staged.mode)
     verification = _settle_verification(ledger, manifest)
     dynamic_rows, dynamic_rank = settle_dynamic_rows(ledger, manifest, proposer)

@@ -100,6 +100,22 @@ def _settle_gamma(ledger: Ledger, manifest: Manifest, proposer: ProposerName) ->
     return gamma
 
 
+def refuse_wide_rounds(ledger: Ledger, gamma: int, max_model_len: int) -> None:
+    """Collect SD832 for more drafts than `max_model_len` leaves room for in any round.
+
+    A captured round places its rows at the first positions of the padding slot: they must exist.
+    """
+    if gamma >= max_model_len:
+        ledger.refuse(
+            "SD832",
+            "num_speculative_tokens",
+            f"a round of {gamma} drafts never fits into the {max_model_len} positions of "
+            "`max_model_len`",
+            expected=f"at most {max_model_len - 1}",
+            found=gamma,
+        )
+
+
 def settle_length_mode(ledger: Ledger, gamma: int) -> LengthMode:
     """Return how draft counts are chosen; findings are SD832 (no such mode) and SD805 (idle)."""
     given = ledger.pick("length_mode", DEFAULT_LENGTH_MODE)

@@ -16,6 +16,8 @@ from runtime.engine.text import TextStream
 from runtime.spec.types import MAX_LOGPROBS, SamplingParams
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
+_MAX_COUNT = 2**63 - 1  # device tensors and messages between ranks hold 64 bits
+
 
 def admit(wish: RequestInput, config: RuntimeConfig, tokenizer: Tokenizer | None) -> Request:
     """Return the request with everything settled: seed, end ids, lengths, verification.
@@ -158,8 +160,8 @@ def _range_problems(wish: RequestInput, config: RuntimeConfig) -> Iterator[Diagn
         (
             "max_tokens",
             wish.max_tokens,
-            "at least 1",
-            wish.max_tokens is None or wish.max_tokens >= 1,
+            f"1 to {_MAX_COUNT}",
+            wish.max_tokens is None or 1 <= wish.max_tokens <= _MAX_COUNT,
         ),
         ("stop", wish.stop, "strings of one character or more", all(wish.stop)),
         (
@@ -175,10 +177,15 @@ def _range_problems(wish: RequestInput, config: RuntimeConfig) -> Iterator[Diagn
             f"{-(2**63)} to {2**63 - 1}",
             -(2**63) <= params.seed < 2**63,
         ),
-        ("top_k", params.top_k, "at least 0", params.top_k >= 0),
+        ("top_k", params.top_k, f"0 to {_MAX_COUNT}", 0 <= params.top_k <= _MAX_COUNT),
         ("top_p", params.top_p, "above 0, at most 1", 0 < params.top_p <= 1),
         ("min_p", params.min_p, "0 to 1", 0 <= params.min_p <= 1),
-        ("min_tokens", params.min_tokens, "at least 0", params.min_tokens >= 0),
+        (
+            "min_tokens",
+            params.min_tokens,
+            f"0 to {_MAX_COUNT}",
+            0 <= params.min_tokens <= _MAX_COUNT,
+        ),
         (
             "repetition_penalty",
             params.repetition_penalty,

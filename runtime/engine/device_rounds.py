@@ -61,9 +61,11 @@ def captured_contexts(config: RuntimeConfig) -> tuple[int, ...]:
     """Return the bounds of positions that have graphs of their own.
 
     Ragged engines capture many more sizes of batch, drafts and rows; they have the smallest and the
-    largest bound only. A larger bound than needed costs programs that end at once.
+    largest bound only. A larger bound than needed costs programs that end at once. Every bound
+    holds all rows of a round that starts at position 0, as padding does.
     """
-    contexts = context_buckets(config.max_model_len)
+    gamma = config.num_speculative_tokens
+    contexts = tuple(size for size in context_buckets(config.max_model_len) if size > gamma)
     return tuple(sorted({contexts[0], contexts[-1]})) if is_ragged(config) else contexts
 
 

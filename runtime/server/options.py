@@ -35,6 +35,8 @@ MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_LOGPROBS = 20
+MAX_INTEGER = 2**63 - 1
+"""Of integers without a bound of their own: devices and messages between processes hold 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +47,7 @@ class Option:
         kind: JSON type; `other` fields are parsed by hand.
         default: value used when the field is absent or null.
         low: least value (numbers).
-        high: greatest value (numbers), None when it depends on the model.
+        high: greatest value (numbers), None when it depends on the model or is `MAX_INTEGER`.
         is_low_open: the least value itself is outside.
         is_honoured: False when the field is refused.
         neutral: for refused fields: values that ask for nothing and pass.
@@ -158,7 +160,7 @@ OPTIONS: tuple[Option, ...] = (
         endpoints=BOTH,
         kind="integer",
         low=-(2**63),
-        high=2**63 - 1,
+        high=MAX_INTEGER,
         note="Fixes the noise; without it one is drawn. The response reports it as `seed`.",
     ),
     Option(

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from runtime.server.options import Endpoint, Option, options_for
+from runtime.server.options import MAX_INTEGER, Endpoint, Option, options_for
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 Body: TypeAlias = Mapping[str, object]
@@ -139,9 +139,11 @@ class BodyReader:
         return int(default) if value is None else value
 
     def _in_range(self, option: Option, value: float) -> bool:
-        low, high = option.low, option.high
+        low, high = option.low, _highest(option)
         is_above = low is None or value > low or (value == low and not option.is_low_open)
-        if is_above and (high is None or value <= high) and math.isfinite(value):
+        # Beyond 2**1024 an integer is no float, and `isfinite` raises.
+        is_finite = isinstance(value, int) or math.isfinite(value)
+        if is_above and (high is None or value <= high) and is_finite:
             return True
         self.problem(
             "SD904",
@@ -161,6 +163,11 @@ def _same(value: object, neutral: object) -> bool:
 def shown(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _highest(option: Option) -> float | None:
+    """Return the greatest value; integers without one end where those of the devices do."""
+    return MAX_INTEGER if option.high is None and option.kind == "integer" else option.high
 
 
 def _range_text(option: Option) -> str:

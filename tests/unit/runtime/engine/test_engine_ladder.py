@@ -239,6 +239,10 @@ def test_a_fault_of_nobody_is_raised_and_changes_no_request(
         ({"params": SamplingParams(seed=2**63)}, "SD904"),
         ({"params": SamplingParams(min_p=1.5)}, "SD904"),
         ({"params": SamplingParams(top_k=-1)}, "SD904"),
+        # Beyond 64 bits a device tensor, or a message to another rank, would fail for everyone.
+        ({"params": SamplingParams(top_k=2**63)}, "SD904"),
+        ({"params": SamplingParams(min_tokens=2**64)}, "SD904"),
+        ({"max_tokens": 2**64}, "SD904"),
         ({"params": SamplingParams(repetition_penalty=0.0)}, "SD904"),
         ({"params": SamplingParams(presence_penalty=float("inf"))}, "SD904"),
         ({"params": SamplingParams(logit_bias=((3, float("nan")),))}, "SD904"),

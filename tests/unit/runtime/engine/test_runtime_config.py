@@ -126,6 +126,7 @@ def test_a_setting_without_effect_is_a_warning(
         ({"max_model_len": 100, "num_kv_blocks": 7}, "SD804", "max-model-len"),
         ({"num_speculative_tokens": 512}, "SD832", "num-speculative-tokens"),
         ({"num_speculative_tokens": 512, "proposer": "ngram"}, "SD832", "num-speculative-tokens"),
+        ({"num_speculative_tokens": 8, "max_model_len": 8}, "SD832", "num-speculative-tokens"),
         ({"num_speculative_tokens": 10**23}, "SD832", "num-speculative-tokens"),
         ({"num_kv_blocks": 10**23}, "SD832", "num-kv-blocks"),
         ({"num_kv_blocks": 40, "max_num_requests": 40}, "SD832", "max-num-requests"),

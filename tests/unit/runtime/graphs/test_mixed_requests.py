@@ -18,7 +18,7 @@ KINDS = {
     "drawn": SamplingParams(temperature=0.8, seed=5),
     "cold": SamplingParams(temperature=1e-9, seed=6),
     "hot": SamplingParams(temperature=1e9, top_k=3, seed=-(2**63)),
-    "widest": SamplingParams(temperature=1.0, top_k=10**9, seed=2**63 - 1),
+    "widest": SamplingParams(temperature=1.0, top_k=2**63 - 1, seed=2**63 - 1),
     "narrowest": SamplingParams(temperature=2.0, top_p=1e-30, seed=7),
     "likeliest": SamplingParams(temperature=2.0, min_p=1.0, seed=8),
     "penalties": SamplingParams(

@@ -80,6 +80,8 @@ def test_sizes_of_a_mode(world: World, mode: LengthMode, text: str) -> None:
     contexts = captured_contexts(replace(config, max_model_len=1000))
     assert contexts == ((256, 1000) if mode == "compact" else (256, 512, 1000))
     assert captured_contexts(replace(config, max_model_len=200)) == (200,)
+    wide = replace(config, max_model_len=1000, num_speculative_tokens=256)
+    assert captured_contexts(wide) == (512, 1000), "257 rows are more than 256 positions"
 
 
 def _config(manifest: Manifest, mode: LengthMode) -> Any:

@@ -103,6 +103,13 @@ def test_all_problems_come_together_and_the_message_says_so() -> None:
     assert "2 more" in message
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "top_k", "min_tokens", "num_speculative_tokens"])
+@pytest.mark.parametrize("value", [2**63, 10**400])
+def test_an_integer_that_no_device_holds_is_refused(name: str, value: int) -> None:
+    found = problem("/v1/completions", {"prompt": [5], name: value}).diagnostics
+    assert [(d.code, error_param(d)) for d in found] == [("SD904", name)]
+
+
 def test_prompt_too_long_names_both_numbers() -> None:
     first = problem("/v1/completions", {"prompt": [5] * 600}).diagnostics[0]
     assert "600" in first.message
