@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli import output
-from specctl.cli.shared_options import Json, parse_integers
+from specctl.cli.shared_options import DraftTensorParallel, Json, parse_integers
 from specctl.ops.plan import PlanReport, StageRow
 from specctl.ops.plan import plan as make_plan
 
@@ -24,6 +24,7 @@ def plan(
             "--tp", metavar="N", min=1, help="Tensor-parallel ranks of a stage.", show_default=True
         ),
     ] = 1,
+    draft_tp: DraftTensorParallel = None,
     stage_layers: Annotated[
         str | None,
         typer.Option(
@@ -36,7 +37,13 @@ def plan(
 ) -> None:
     """Show what each pipeline stage holds: layers, embedding, head, draft and bytes."""
     counts = None if stage_layers is None else parse_integers(stage_layers, "--stage-layers")
-    report = make_plan(manifest, pipeline_parallel=pp, tensor_parallel=tp, stage_layers=counts)
+    report = make_plan(
+        manifest,
+        pipeline_parallel=pp,
+        tensor_parallel=tp,
+        draft_tensor_parallel=draft_tp,
+        stage_layers=counts,
+    )
     if json:
         output.answer_json(report)
         return
