@@ -32,6 +32,7 @@ from runtime.engine.prefill_jobs import PrefillParts
 from runtime.engine.prefill_role import PrefillEngine
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.state import RoundShape
+from runtime.loading.weight_samples import weights_digest
 from runtime.server.role_settings import RoleOptions
 from runtime.server.roles import PrefillRole, role_plan
 from runtime.spec.types import Observation, Proposal, RequestView
@@ -242,7 +243,8 @@ def serve_prefill(path: Path, overrides: Overrides) -> None:
     transport = make_transport("shared", host="127.0.0.1")
     llm = LLM.from_manifest(path, overrides, needs_tokenizer=False)
     options = RoleOptions(role="prefill", listen="127.0.0.1:0")
-    role = PrefillRole(llm, role_plan(options), options, transport)
+    plan = role_plan(options, weights=weights_digest(llm.manifest, path.parent))
+    role = PrefillRole(llm, plan, options, transport)
     marks = Marks(device=llm.config.device)
     marks.watch(llm)
     news, is_over = threading.Event(), threading.Event()

@@ -31,6 +31,7 @@ from runtime.config import Overrides
 from runtime.disagg.carriers import make_transport
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
+from runtime.loading.weight_samples import weights_digest
 from runtime.server.loop import EnginePort
 from runtime.server.role_settings import RoleOptions
 from runtime.server.roles import DecodeRole, role_plan
@@ -189,7 +190,8 @@ def hand_off_processes(given: argparse.Namespace, path: Path) -> None:
             path, settings(given), needs_tokenizer=False, allocate=transport.allocate
         )
         options = RoleOptions(role="decode", peers=(address,))
-        role = DecodeRole(llm, role_plan(options), options, transport)
+        plan = role_plan(options, weights=weights_digest(llm.manifest, path.parent))
+        role = DecodeRole(llm, plan, options, transport)
         role.start(Event().set)
         marks = Marks(device=llm.config.device)
         marks.watch(llm)
