@@ -41,6 +41,7 @@ class PrefillJob:
         own: the transfer of this rank.
         before: that of the stages before this one; None without any.
         answer: what is told once nothing is read or written any more; None: it is being computed.
+        has_ended: whether nothing more is sent.
     """
 
     peer: str
@@ -48,6 +49,7 @@ class PrefillJob:
     own: Transfer
     before: StageTransfer | None = None
     answer: Prefilled | Failed | Released | None = None
+    has_ended: bool = False
 
     @property
     def is_ordered(self) -> bool:
@@ -75,11 +77,14 @@ class PrefillJob:
             num_kv_bytes=self.own.num_kv_bytes + self.before.num_kv_bytes,
         )
 
-    def end(self, timeout_s: float) -> None:
-        """Send nothing more."""
+    def end(self, timeout_s: float, *, is_whole: bool) -> None:
+        """Send nothing more, unless that was said already; see `StageTransfer.end`."""
+        if self.has_ended:
+            return
+        self.has_ended = True
         self.own.end(timeout_s)
         if self.before is not None:
-            self.before.end(timeout_s, is_whole=isinstance(self.answer, Prefilled))
+            self.before.end(timeout_s, is_whole=is_whole)
 
     def wait(self, timeout_s: float) -> None:
         """Give what is not over a little time."""

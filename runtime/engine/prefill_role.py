@@ -319,6 +319,8 @@ class PrefillEngine:
         request = self.engine.find(request_id)
         assert request is not None, f"{request_id} is parked"
         self._send_draft(request)
+        assert not job.own.unsent, f"layers with blocks left: {job.own.unsent}"
+        job.end(self._transfer_s, is_whole=True)  # it ends while the rest is put together
         state = self._parts.proposer.export_slot(request.placed.slot)
         drafts, probs = first_drafts(
             self._parts.proposer,
@@ -329,7 +331,6 @@ class PrefillEngine:
             first_proposal=self._first_proposal,
             pack=self._pack,
         )
-        assert not job.own.unsent, f"layers with blocks left: {job.own.unsent}"
         job.answer = Prefilled(
             request_id=request_id,
             committed_target=ids_target,
@@ -347,7 +348,7 @@ class PrefillEngine:
         job = self._jobs[delta.request_id]
         assert delta.error is not None, "a failure has a reason"
         job.answer = Failed(request_id=delta.request_id, problem=delta.error)
-        job.end(self._transfer_s)
+        job.end(self._transfer_s, is_whole=False)
 
     def _let_go(self, request_id: str, job: PrefillJob) -> None:
         """End the transfer and free the slot; blocks stay until it is over.
@@ -356,7 +357,7 @@ class PrefillEngine:
         """
         request = self.engine.find(request_id)
         assert request is not None, f"{request_id} is in flight"
-        job.end(self._transfer_s)
+        job.end(self._transfer_s, is_whole=False)
         if isinstance(job.answer, Prefilled) and job.is_ordered:
             self._told.append(request_id)
             return
