@@ -38,8 +38,8 @@ def plain(speculative: LLM) -> LLM:
 def test_greedy_equals_target_only_and_the_reference(plain: LLM, speculative: LLM) -> None:
     prompts, references = real_model.first_eight()
     without = real_model.answer(plain, prompts[:2], max_tokens=24)
-    with_draft = real_model.answer(speculative, prompts[:4], max_tokens=48)
-    assert [list(done.ids_target) for done in with_draft] == [ids[:48] for ids in references[:4]]
+    with_draft = real_model.answer(speculative, prompts[:4], max_tokens=32)
+    assert [list(done.ids_target) for done in with_draft] == [ids[:32] for ids in references[:4]]
     assert [list(done.ids_target) for done in without] == [ids[:24] for ids in references[:2]]
     accept_length = speculative.engine.stats().accept_length
     assert accept_length is not None

@@ -33,8 +33,8 @@ def test_the_wrong_anchor_layout_costs_accept_length_and_no_token(tmp_path: Path
     lengths = {}
     for layout in (None, "sampled"):
         llm = LLM.from_manifest(manifest, Overrides(device="cpu", force_anchor_layout=layout))
-        done = real_model.answer(llm, prompts[:2], max_tokens=48)
-        assert [list(answer.ids_target) for answer in done] == [ids[:48] for ids in references[:2]]
+        done = real_model.answer(llm, prompts[:2], max_tokens=32)
+        assert [list(answer.ids_target) for answer in done] == [ids[:32] for ids in references[:2]]
         stats = llm.engine.stats()
         assert stats.num_drafts == 5 * stats.num_rounds
         assert stats.accept_length is not None
