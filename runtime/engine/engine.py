@@ -73,15 +73,6 @@ class Engine:
         """
         lengths = lengths or StaticLengths()
         self.config = config
-        self._rounds = RoundsUnderWay(
-            forwards=LocalForwards(target) if forwards is None else forwards,
-            target=target,
-            target_kv=target_kv,
-            proposer=proposer,
-            kv_block_size=config.kv_block_size,
-            forced=forced,
-            prefills=make_prefills(rounds, prefill_costs),
-        )
         self._leaving: set[str] = set()  # aborted while their rows are under way
         self._proposer = proposer
         self._tokenizer = tokenizer
@@ -101,6 +92,15 @@ class Engine:
             self._pipeline = Pipeline(
                 rounds, scheduler=self._scheduler, blocks=self._blocks, config=config
             )
+        self._rounds = RoundsUnderWay(
+            forwards=LocalForwards(target) if forwards is None else forwards,
+            target=target,
+            target_kv=target_kv,
+            proposer=proposer,
+            kv_block_size=config.kv_block_size,
+            forced=forced,
+            prefills=make_prefills(rounds, prefill_costs, self._pipeline),
+        )
 
     @property
     def graph_report(self) -> GraphReport:

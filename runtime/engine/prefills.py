@@ -8,11 +8,13 @@ need more than the argmax) stays on the eager path, with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runtime.engine.device_rounds import DeviceRounds
+from runtime.engine.pipeline import Pipeline
 from runtime.engine.prefill_costs import MOST_IN_TURN, PrefillCosts
 from runtime.engine.prepare import RowSpan, StepRows
+from runtime.engine.request import Request
 from runtime.engine.round import Round, StartedRound, under_way
 from runtime.engine.scheduler import Plan, PrefillWork
 from runtime.graphs.prefill import PrefillInput, PrefillShape, PrefillState
@@ -29,6 +31,7 @@ class DevicePrefills:
         state: PrefillState,
         proposer: PrefillProposer,
         costs: PrefillCosts | None,
+        expect: Callable[[Request], None],
     ) -> None:
         """Start with nothing under way.
 
@@ -37,7 +40,9 @@ class DevicePrefills:
             state: what they read and write.
             proposer: the engine's own.
             costs: what decides how prompts of one step run; None: their number does.
+            expect: told of the request of a prefill once that was launched.
         """
+        self._expect = expect
         self._runner = runner
         self._state = state
         self._proposer = proposer
@@ -64,6 +69,7 @@ class DevicePrefills:
             )
         )
         self._runner.launch_prefill(shape)
+        self._expect(request)
         span = RowSpan(request=request, first_row=0, start=work.start, num_rows=work.num_rows)
         return under_way(
             plan.without(tuple(other for other in plan.requests if other is not request)),
@@ -109,9 +115,18 @@ class DevicePrefills:
         return min(fitting, key=lambda shape: (shape.num_rows, shape.context), default=None)
 
 
-def make_prefills(rounds: DeviceRounds | None, costs: PrefillCosts | None) -> DevicePrefills | None:
-    """Return what runs prefills on the device; None where all of them are eager."""
-    if rounds is None or rounds.round_.prefill is None or not rounds.runner.prefill_shapes:
+def make_prefills(
+    rounds: DeviceRounds | None, costs: PrefillCosts | None, pipeline: Pipeline | None
+) -> DevicePrefills | None:
+    """Return what runs prefills on the device before a pipeline's rounds; None: all are eager."""
+    if (
+        rounds is None
+        or pipeline is None
+        or rounds.round_.prefill is None
+        or not rounds.runner.prefill_shapes
+    ):
         return None
     assert isinstance(rounds.proposer, PrefillProposer), "such a state is made for one only"
-    return DevicePrefills(rounds.runner, rounds.round_.prefill, rounds.proposer, costs)
+    return DevicePrefills(
+        rounds.runner, rounds.round_.prefill, rounds.proposer, costs, pipeline.expect
+    )

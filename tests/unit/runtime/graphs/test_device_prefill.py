@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
@@ -265,3 +268,35 @@ def test_sizes_and_the_switch(tmp_path_factory: pytest.TempPathFactory) -> None:
     layered = last_state_world(tmp_path_factory.mktemp("layers"), "mtp", num_layers=3)
     make_llm(layered, make_runner=make, proposer="mtp", num_speculative_tokens=3)
     assert made[-1].prefill is None, "several prediction layers are prefilled eagerly"
+
+
+def test_a_slot_is_written_before_the_token_of_its_prompt_is_read(
+    agreeing: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the prefill and the first round only where the request stands is missing."""
+    _, device, graph = _Case("eagle3", agreeing).pair()
+    calls: list[str] = []
+
+    def noted(*given: object, name: str, call: Callable[..., object]) -> object:
+        calls.append(name)
+        return call(*given)
+
+    for owner, name in (
+        (graph.round.state, "write_requests"),
+        (graph.round.state, "write_newest"),
+        (graph, "launch_prefill"),
+        (graph, "read_prefill"),
+        (graph, "launch"),
+    ):
+        monkeypatch.setattr(owner, name, partial(noted, name=name, call=getattr(owner, name)))
+    device.engine.add_request(prefill_request(3, 12))
+    device.engine.step()
+    device.engine.step()
+    assert calls[:6] == [
+        "launch_prefill",
+        "write_requests",
+        "write_newest",  # of `write_requests`
+        "read_prefill",
+        "write_newest",
+        "launch",
+    ]
