@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runtime.config import RuntimeConfig
+from runtime.engine.forwards import RowsListener
 from runtime.engine.llm import LLM
 from runtime.engine.prefill_costs import MOST_IN_TURN, PrefillCosts
 from runtime.graphs.prefill import PrefillShape
@@ -216,7 +217,10 @@ def test_a_listener_keeps_the_eager_prefill(agreeing: World) -> None:
     _, device, graph = _Case("eagle3", agreeing).pair()
     layers: list[int] = []
     device.engine.add_request(prefill_request(3, 12))
-    device.own_engine.step(lambda layer, _: layers.append(layer))
+    listener = RowsListener(
+        on_sent_off=lambda _: None, on_layer=lambda layer, _: layers.append(layer)
+    )
+    device.own_engine.step(listener)
     assert layers == list(range(device.models.target.num_layers))
     assert graph.prefills == []
 
