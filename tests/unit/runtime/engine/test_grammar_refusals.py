@@ -19,6 +19,8 @@ WISH = RequestInput(request_id="r", prompt_ids_target=(5,), masks=Grammar(parity
 class Untouched:
     """Stands for everything behind the door."""
 
+    slot_state = ()  # read when a decode server is built
+
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"the request came to `{name}`")
 
