@@ -145,11 +145,12 @@ class BodyReader:
         is_finite = isinstance(value, int) or math.isfinite(value)
         if is_above and (high is None or value <= high) and is_finite:
             return True
+        is_too_large = option.high is None and high is not None and value > high
         self.problem(
             "SD904",
             option.name,
             f"`{option.name}` is outside its range",
-            expected=_range_text(option),
+            expected=f"at most {high}" if is_too_large else _range_text(option),
             found=value,
         )
         return False

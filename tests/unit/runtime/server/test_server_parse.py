@@ -108,6 +108,7 @@ def test_all_problems_come_together_and_the_message_says_so() -> None:
 def test_an_integer_that_no_device_holds_is_refused(name: str, value: int) -> None:
     found = problem("/v1/completions", {"prompt": [5], name: value}).diagnostics
     assert [(d.code, error_param(d)) for d in found] == [("SD904", name)]
+    assert found[0].expected == f"at most {2**63 - 1}"
 
 
 def test_prompt_too_long_names_both_numbers() -> None:
