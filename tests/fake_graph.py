@@ -51,6 +51,7 @@ class FakeGraph:
         self.contexts = context_buckets(config.max_model_len, first=FIRST_CONTEXT)
         self.round = round_
         self.shapes: list[RoundShape] = []
+        self.ready: set[RoundShape] = set()
         self.num_unread_at_launch: list[int] = []
         self.prefills: list[tuple[PrefillShape, int, int]] = []  # shape, first position, rows
         self.prefill_shapes = () if round_.prefill is None else round_.prefill.shapes
@@ -70,7 +71,7 @@ class FakeGraph:
         )
         assert shape.num_drafts in self.draft_counts
         assert shape.context in self.contexts
-        assert shape.is_split == (buffer == SPLIT_BUFFER)
+        assert shape.is_split == (buffer == SPLIT_BUFFER) == (shape in self.ready)
         if not shape.is_split:
             unread = self._outcomes[:SPLIT_BUFFER]
             self.num_unread_at_launch.append(sum(item is not None for item in unread))
@@ -108,7 +109,14 @@ class FakeGraph:
         assert token is not None, "a prefill was read twice"
         return token
 
+    def make_ready(self, shape: RoundShape) -> None:
+        assert shape.is_split
+        assert self.round.split is not None
+        self.ready.add(shape)
+        self.round.split.write_batch((), ())
+
     def launch_drafts(self, shape: RoundShape) -> None:
+        assert shape in self.ready, "a split round was not made ready"
         assert shape.is_split
         assert shape.batch in self.batches
         assert (shape.num_drafts, shape.context) == (self.draft_counts[-1], self.contexts[-1])

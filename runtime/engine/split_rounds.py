@@ -85,6 +85,7 @@ class SplitRounds:
             number: of this launch.
         """
         assert self._turn is None, "one split round is under way at most"
+        self._runner.make_ready(shape)
         self._split.write_batch([lane.placement.slot for lane in lanes], num_drafts)
         turn = _Turn(lanes=lanes, num_drafts=num_drafts, shape=shape, number=number, masks=None)
         if shape.num_drafts:

@@ -8,22 +8,23 @@ other on one stream, and nothing in the pool outlives a replay.
 
 from __future__ import annotations
 
-import contextlib
-import gc
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import get_args
 
 import torch
 
 from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
-from runtime.graphs.prefill import PrefillShape, PrefillState
+from runtime.graphs.prefill import PrefillShape
+from runtime.graphs.recorder import Recorder, prefill_seconds
 from runtime.graphs.round import NUM_BUFFERS, SPLIT_BUFFER, DeviceRound
-from runtime.graphs.split import split_kind
 from runtime.graphs.state import RoundShape
 from specctl.contract.diagnostics import Diagnostic, diagnose
+
+logger = logging.getLogger(__name__)
 
 KINDS: tuple[RoundKind, ...] = get_args(RoundKind)
 
@@ -33,7 +34,7 @@ class GraphReport:
     """What captured graphs cost.
 
     Args:
-        num_graphs: captured graphs; a split round has two.
+        num_graphs: captured graphs; those of split rounds come later, when they are asked for.
         capture_s: seconds that capturing took, warm-up and kernel compilation included.
         memory_bytes: device memory that it took.
         skipped_batches: batch sizes whose graphs did not fit into device memory.
@@ -129,8 +130,10 @@ class GraphSet:
         ]
         free_before, _ = torch.cuda.mem_get_info(device)
         start = time.perf_counter()
-        self._graphs, self._prefills = _capture(round_, shapes)
-        self.prefill_s = _prefill_seconds(self._prefill, self._prefills, device)
+        self._recorder = Recorder(round_)
+        prefill_shapes = () if self._prefill is None else self._prefill.shapes
+        self._graphs, self._prefills = self._recorder.record(shapes, prefill_shapes)
+        self.prefill_s = prefill_seconds(self._prefill, self._prefills, device)
         captured = {shape.batch for shape in self._graphs}
         self.batches = tuple(batch for batch in batches if batch in captured)
         free_after, _ = torch.cuda.mem_get_info(device)
@@ -169,9 +172,30 @@ class GraphSet:
         """Return the row counts of its ragged rounds; see `RoundRunner`."""
         return packed_row_counts(batch, num_drafts) if self._is_ragged else ()
 
+    def make_ready(self, shape: RoundShape) -> None:
+        """Capture a split round that was never launched before; see `RoundRunner`.
+
+        Without memory for its graphs its halves run kernel by kernel.
+        """
+        if shape in self._graphs:
+            return
+        assert self._split is not None, "a split round has a state of its own"
+        start = time.perf_counter()
+        self._split.write_batch((), ())
+        graphs, _ = self._recorder.record([shape])
+        self._graphs[shape] = graphs.get(shape, ())
+        seconds = time.perf_counter() - start
+        logger.info("captured %d graphs of a round with masks in %.2f s", len(graphs), seconds)
+
+    def _run(self, shape: RoundShape, half: int) -> None:
+        if self._graphs[shape]:
+            self._graphs[shape][half].replay()
+        else:
+            self._recorder.run(shape, half)
+
     def launch(self, shape: RoundShape, buffer: int) -> None:
         """Replay a round and copy its outcome to the host; see `RoundRunner`."""
-        self._graphs[shape][-1].replay()
+        self._run(shape, -1)
         num_rows, width = shape.batch, shape.width + 1
         self._pinned[buffer][:num_rows].copy_(self._output_BX[:num_rows], non_blocking=True)
         if self._confidence_BG is not None:
@@ -186,7 +210,7 @@ class GraphSet:
     def launch_drafts(self, shape: RoundShape) -> None:
         """Replay the first half of a split round and copy its drafts; see `RoundRunner`."""
         assert self._split is not None, "a split round has a state of its own"
-        self._graphs[shape][0].replay()
+        self._run(shape, 0)
         drafts_BG = self._split.drafts_BG[: shape.batch]
         self._pinned_drafts[: shape.batch].copy_(drafts_BG, non_blocking=True)
         self._drafts_event.record(torch.cuda.current_stream(drafts_BG.device))
@@ -200,11 +224,11 @@ class GraphSet:
         return rows
 
     def _shapes(self, batch: int, kinds: Sequence[RoundKind]) -> list[RoundShape]:
-        """Return the rounds of a batch size: whole ones, then split ones of each kind.
+        """Return the whole rounds of a batch size; split ones are captured when they are asked for.
 
-        A split round waits for the host anyway: it has one draft count and one context.
+        Few engines ever see a grammar, and split rounds would be a third of all graphs.
         """
-        whole = [
+        return [
             RoundShape(
                 batch=batch,
                 num_drafts=num_drafts,
@@ -217,18 +241,6 @@ class GraphSet:
             for num_rows in (None, *reversed(self.packed_row_counts(batch, num_drafts)))
             if kind != "rejection" or num_rows is None
             for context in reversed(self.contexts if kind == "greedy" else self.contexts[-1:])
-        ]
-        if self._split is None:
-            return whole
-        return whole + [
-            RoundShape(
-                batch=batch,
-                num_drafts=self.draft_counts[-1],
-                context=self.contexts[-1],
-                kind=kind,
-                is_split=True,
-            )
-            for kind in dict.fromkeys(map(split_kind, kinds))
         ]
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
@@ -254,138 +266,3 @@ class GraphSet:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-
-@torch.inference_mode()
-def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
-    """Return what `run` launches as a graph with a pool of its own; it ran once before."""
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize(device)
-    with torch.cuda.stream(stream):
-        run()
-        stream.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            run()
-        finally:
-            graph.capture_end()
-    torch.cuda.synchronize(device)
-    return graph
-
-
-def _prefill_seconds(
-    prefill: PrefillState | None,
-    graphs: Mapping[PrefillShape, torch.cuda.CUDAGraph],
-    device: torch.device,
-) -> dict[PrefillShape, float]:
-    """Return the seconds of each prefill, all of its rows real ones of the padding slot."""
-    seconds: dict[PrefillShape, float] = {}
-    for shape, graph in graphs.items():
-        assert prefill is not None, "a prefill has a state of its own"
-        prefill.write_padding(min(shape.num_rows, shape.context))
-        graph.replay()
-        start, end = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize(device)
-        seconds[shape] = start.elapsed_time(end) / 1e3
-        prefill.write_padding(1)
-    return seconds
-
-
-_Shape = TypeVar("_Shape", RoundShape, PrefillShape)
-_Graph = TypeVar("_Graph")
-
-
-@torch.inference_mode()
-def _capture(
-    round_: DeviceRound, shapes: Sequence[RoundShape]
-) -> tuple[
-    dict[RoundShape, tuple[torch.cuda.CUDAGraph, ...]], dict[PrefillShape, torch.cuda.CUDAGraph]
-]:
-    """Return the graph of each shape, both halves' where it is split, and those of prefills.
-
-    Each of them runs once before its capture: kernels are compiled and modules loaded outside of
-    it. What a half leaves for the next one is in tensors of its own: graphs share their memory.
-    """
-    device = round_.state.device
-    pool = torch.cuda.graph_pool_handle()
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    gc.collect()
-    torch.cuda.synchronize(device)
-
-    def capture_run(run: Callable[[_Shape], None], shape: _Shape) -> torch.cuda.CUDAGraph:
-        run(shape)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            run(shape)
-        except torch.OutOfMemoryError:
-            with contextlib.suppress(RuntimeError):  # the capture itself may be spoilt by then
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return graph
-
-    def capture_one(shape: RoundShape) -> tuple[torch.cuda.CUDAGraph, ...]:
-        has_first_half = shape.is_split and shape.num_drafts > 0
-        halves = (round_.run_drafts, round_.run) if has_first_half else (round_.run,)
-        return tuple(capture_run(half, shape) for half in halves)
-
-    prefill_shapes = () if round_.prefill is None else round_.prefill.shapes
-    with torch.cuda.stream(stream):
-        graphs = capture_what_fits(
-            shapes,
-            capture_one,
-            size=lambda shape: shape.batch,
-            on_full=torch.cuda.empty_cache,
-        )
-        prefills = capture_what_fits(
-            prefill_shapes,
-            lambda shape: capture_run(round_.run_prefill, shape),
-            size=lambda shape: shape.num_rows,
-            on_full=torch.cuda.empty_cache,
-        )
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return graphs, prefills
-
-
-def capture_what_fits(
-    shapes: Sequence[_Shape],
-    capture_one: Callable[[_Shape], _Graph],
-    *,
-    size: Callable[[_Shape], int],
-    on_full: Callable[[], None],
-) -> dict[_Shape, _Graph]:
-    """Capture shapes, without the sizes for which memory runs out.
-
-    A size has all of its graphs or none: rounds of a batch size and prefills of a number of rows
-    that is left out run with a larger one that was captured, or eagerly. Smaller sizes are tried,
-    they need less.
-
-    Args:
-        shapes: what to capture, in this order.
-        capture_one: captures one, or raises `torch.OutOfMemoryError`.
-        size: of a shape.
-        on_full: gives memory back after that.
-    """
-    graphs: dict[_Shape, _Graph] = {}
-    full: set[int] = set()
-    for shape in shapes:
-        if size(shape) in full:
-            continue
-        try:
-            graphs[shape] = capture_one(shape)
-        except torch.OutOfMemoryError:
-            full.add(size(shape))
-            graphs = {key: graph for key, graph in graphs.items() if size(key) not in full}
-            gc.collect()
-            on_full()
-    return graphs

@@ -307,6 +307,12 @@ class RoundRunner(Protocol):
                 goes; what was in it is lost.
         """
 
+    def make_ready(self, shape: RoundShape) -> None:
+        """Do what a split round needs before it is launched for the first time.
+
+        Every request of `SplitState` is padding afterwards. May wait for the device, once a shape.
+        """
+
     def launch_drafts(self, shape: RoundShape) -> None:
         """Start the first half of a split round with drafts."""
 

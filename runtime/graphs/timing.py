@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from runtime.config.round_sizes import RoundSize
-from runtime.graphs.capture import capture_graph
+from runtime.graphs.recorder import capture_graph
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
 

@@ -98,6 +98,9 @@ class Poisoned:
         self.round.state.output_BX.fill_(-7)
         self.graphs.launch(shape, buffer)
 
+    def make_ready(self, shape: RoundShape) -> None:
+        self.graphs.make_ready(shape)
+
     def launch_drafts(self, shape: RoundShape) -> None:
         self.shapes.append(shape)
         poison_padding(self.round)

@@ -16,7 +16,8 @@ import torch
 from runtime.config import RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
-from runtime.graphs.capture import GraphReport, capture_what_fits
+from runtime.graphs.capture import GraphReport
+from runtime.graphs.recorder import capture_what_fits
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
 from tests.engine_harness import World, prompt_of
