@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import kernels
-from runtime.kernels import ngram, round, sample
+from runtime.kernels import ngram, prefill_rows, round, sample
 from runtime.kernels.stream import Stream
 
 LAYER = (
@@ -59,13 +59,17 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
             kernels.write_kv,
             ngram.append_history,
             ngram.find_drafts,
+            prefill_rows.place_prompt,
             round.finish_round,
             round.prepare_round,
         ),
         lambda *args, **kwargs: 1,
     ),
 }
-"""Kernels that a call launches; `linear` has one part of K at the sizes that tests have."""
+"""Kernels that a call launches, at the sizes that tests have: `linear` has one part of K there.
+
+`attend_new_rows` is one kernel for rows of a round; those of a prefill take some more.
+"""
 
 
 class _Library(TorchDispatchMode):

@@ -18,8 +18,7 @@ import torch
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.graphs.state import RoundState
-
-_NUM_SCALARS = 3
+from runtime.kernels.prefill_rows import NUM_SCALARS, place_prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +69,11 @@ class PrefillRows:
     known_next_ids_N: torch.Tensor
 
     def next_ids(self, chosen_B: torch.Tensor) -> torch.Tensor:
-        """Return int64 [N], the token after each row, `chosen_B` after the last real one."""
-        return self.known_next_ids_N.index_copy(0, self.last_rows_B, chosen_B)
+        """Return int64 [N], the token after each row, `chosen_B` after the last real one.
+
+        They are written where the known ones are.
+        """
+        return self.known_next_ids_N.index_copy_(0, self.last_rows_B, chosen_B)
 
 
 class PrefillState:
@@ -102,10 +104,9 @@ class PrefillState:
         self._state = state
         self._num_blocks = state.block_tables_ST.shape[1]
         self.inputs_X = torch.zeros(
-            _NUM_SCALARS + self._num_blocks + most, dtype=torch.int64, device=device
+            NUM_SCALARS + self._num_blocks + most, dtype=torch.int64, device=device
         )
         self.output_B = torch.zeros(1, dtype=torch.int64, device=device)
-        self._offsets_N = torch.arange(most, device=device)
         self._tiles = {
             num_rows: torch.tensor(_tiles(num_rows), dtype=torch.int32, device=device)
             for num_rows in row_counts
@@ -135,32 +136,29 @@ class PrefillState:
 
         Sync: none.
         """
-        size, offsets_N = self._state.kv_block_size, self._offsets_N[: shape.num_rows]
-        slots_B, start_B, count_B = (self.inputs_X[i : i + 1] for i in range(_NUM_SCALARS))
-        last_rows_B = count_B - 1
-        first_id = _NUM_SCALARS + self._num_blocks
-        ids_N = self.inputs_X[first_id : first_id + shape.num_rows]
-        table_T = self.inputs_X[_NUM_SCALARS : _NUM_SCALARS + -(-shape.context // size)]
-        is_padding_N = offsets_N > last_rows_B
-        own_N = torch.minimum(offsets_N, last_rows_B)
-        positions_N = start_B + own_N
-        kv_slots_N = table_T.index_select(0, positions_N // size) * size + positions_N % size
+        size = self._state.kv_block_size
+        placed = place_prompt(
+            self.inputs_X,
+            num_rows=shape.num_rows,
+            num_blocks=-(-shape.context // size),
+            first_id=NUM_SCALARS + self._num_blocks,
+            kv_block_size=size,
+        )
         batch = PreparedBatch(
-            ids_target_N=ids_N.index_select(0, own_N),
-            positions_N=positions_N,
-            slots_N=kv_slots_N.masked_fill(is_padding_N, 0),
-            row_request_N=is_padding_N.to(torch.int32),
-            block_tables_BT=torch.stack((table_T, torch.zeros_like(table_T))).to(torch.int32),
+            ids_target_N=placed.ids_target_N,
+            positions_N=placed.positions_N,
+            slots_N=placed.kv_slots_N,
+            row_request_N=placed.row_request_N,
+            block_tables_BT=placed.block_tables_2T,
             max_length=shape.context,
             tiles_U2=self._tiles[shape.num_rows],
             arrivals_X=self._state.arrivals_X,
         )
-        next_rows_N = torch.minimum(offsets_N + 1, last_rows_B)
         return PrefillRows(
             batch=batch,
-            slots_B=slots_B,
-            last_rows_B=last_rows_B,
-            known_next_ids_N=ids_N.index_select(0, next_rows_N),
+            slots_B=self.inputs_X[:1],
+            last_rows_B=placed.last_row_1,
+            known_next_ids_N=placed.next_ids_target_N,
         )
 
 

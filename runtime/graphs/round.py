@@ -150,7 +150,8 @@ class DeviceRound:
         assert isinstance(self.draft, PrefillDraft), "the draft takes rows in on the device"
         rows = self.prefill.rows(shape)
         output = self.target.forward(rows.batch, self.target_kv, self.draft.aux_layer_ids)
-        chosen_B = self.target.greedy_ids(output.hidden_ND.index_select(0, rows.last_rows_B))
+        last_rows = self.target.final_stream(output.hidden_ND, rows.last_rows_B)
+        chosen_B = self.target.greedy_ids(last_rows)
         self.draft.observe_prefill(
             rows.slots_B,
             RoundStates(

@@ -70,6 +70,9 @@ _INT64 = frozenset(
         "round_ids_ptr",
         "first_rows_ptr",
         "last_rows_ptr",
+        "inputs_ptr",
+        "next_ids_ptr",
+        "last_row_ptr",
         "from_ptr",
         "to_ptr",
     }
@@ -113,6 +116,7 @@ _UNSPECIALISED = frozenset(
         "stride_output",
         "stride_copy",
         "stride_place",
+        "first_id",
         "stride_logits",
         "stride_drafts",
         "stride_chosen",

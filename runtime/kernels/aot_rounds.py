@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.config.values import DEFAULT_MAX_NGRAM
 from runtime.kernels.aot_cases import KernelCase
-from runtime.kernels.cuda import accept, head, ngram, row_copies
+from runtime.kernels.cuda import accept, head, ngram, prefill_rows, row_copies
 from runtime.kernels.cuda import round as round_ends
 
 _NUM_DRAFTS = 8
@@ -31,6 +31,11 @@ def round_cases(arch: int) -> tuple[KernelCase, ...]:
             {**round_ends.prepare_constants(_WIDTH, 16), **overlap},
         ),
         _case(round_ends.finish_round_kernel, {**round_ends.finish_constants(_WIDTH), **overlap}),
+        _case(
+            prefill_rows.place_prompt_kernel,
+            {**prefill_rows.place_constants(16), **overlap},
+            num_warps=4,
+        ),
         *(
             _case(row_copies.copy_row_kernel, {"SCATTERED": flag, **copied}, num_warps=4)
             for flag in (False, True)

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import HeadRows, RowNorm, Stream, enter_stream, rms_norm, side_by_side
+from runtime.kernels import (
+    HeadRows,
+    RowNorm,
+    Stream,
+    embed_stream,
+    enter_stream,
+    rms_norm,
+    side_by_side,
+)
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers import DecoderLayer, TensorSource, decoder_rope_table, layer_source
 from runtime.models.support import decoder_problems
@@ -264,6 +272,10 @@ class TargetModel:
         """Return the final-normed states [M, D] that drafts of the last state read."""
         norm = self._last_norm
         return rms_norm(hidden_MD, norm.weight_D, norm.eps)
+
+    def final_stream(self, hidden_ND: torch.Tensor, rows_M: torch.Tensor) -> Stream:
+        """Return the rows that an index picks as `greedy_ids` reads them."""
+        return embed_stream(rows_M, hidden_ND, self._last_norm.weight_D)
 
     def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [M, V] over target ids; ids that cannot be chosen are -inf."""

@@ -287,4 +287,6 @@ def test_info_names_origins(server: LiveServer) -> None:
         "memory_bytes": 0,
         "skipped_batches": [],
         "skipped_prefill_rows": [],
+        "num_warm_steps": 0,
+        "warm_up_s": 0.0,
     }

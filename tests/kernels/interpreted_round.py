@@ -7,12 +7,14 @@ import os
 import pytest
 import torch
 
+from runtime.kernels.cuda.prefill_rows import launch_place_prompt
 from runtime.kernels.cuda.round import launch_finish_round, launch_prepare_round
 from runtime.kernels.cuda.row_copies import (
     launch_keep_rows,
     launch_side_by_side,
     launch_take_rows,
 )
+from runtime.kernels.prefill_rows import place_prompt_twin
 from runtime.kernels.round import finish_round_twin, prepare_round_twin
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
@@ -87,6 +89,27 @@ def test_finish(num_requests: int, width: int) -> None:
     accepted = int(ends[0].num_accepted_B[0])
     assert accepted == int(num_drafts[0])
     assert int(states[0]["lengths_S"][3]) == 11 + accepted
+
+
+@pytest.mark.parametrize("num_blocks", [3, 300])
+@pytest.mark.parametrize(("num_rows", "count"), [(8, 1), (8, 5), (8, 8), (260, 256), (300, 257)])
+def test_prompts(num_rows: int, count: int, num_blocks: int) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    start = 21 if num_blocks == 300 else 0
+    count = min(count, num_blocks * SIZE)
+    table = torch.randint(1, 900, (305,), generator=generator)
+    ids = torch.randint(0, 99, (300,), generator=generator)
+    inputs = torch.cat((torch.tensor([4, start, count]), table, ids))
+    sizes = {
+        "num_rows": num_rows, "num_blocks": num_blocks, "first_id": 308, "kv_block_size": SIZE
+    }  # fmt: skip
+    got = launch_place_prompt(inputs, **sizes)
+    expected = place_prompt_twin(inputs, **sizes)
+    for name in expected.__slots__:
+        found, wanted = getattr(got, name), getattr(expected, name)
+        assert found.dtype == wanted.dtype, name
+        assert torch.equal(found, wanted), name
+    assert got.positions_N[-1] == start + count - 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
