@@ -141,6 +141,7 @@ def choose_round_drafts(
     map_R = head.draft_to_target_R
     law_BR = round_laws(head.logits(head_input_BH), sampling, None)
     if requests.laws is not None:
+        law_BR = _with_ids(law_BR)
         requests.laws.add(law_BR, map_R)
     return sample(
         law_BR,
@@ -151,6 +152,16 @@ def choose_round_drafts(
         names_V=map_R,
         copy_M=column_B,
     )
+
+
+def _with_ids(log_q_MR: torch.Tensor) -> torch.Tensor:
+    """Return the laws; one without ids, of logits that are all NaN, has its first id for certain.
+
+    That is the id which such a row is drawn as. With no id in its law it would stay whenever the
+    target may draw it at all.
+    """
+    is_empty_M1 = (log_q_MR == -torch.inf).all(dim=1, keepdim=True)
+    return torch.cat((log_q_MR[:, :1].masked_fill(is_empty_M1, 0.0), log_q_MR[:, 1:]), dim=1)
 
 
 def _is_seeded(view: RequestView) -> bool:
@@ -165,7 +176,7 @@ def _draw(
     kind: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (int64 target ids [M], fp32 log weights [M, R] that they were drawn with)."""
-    log_q_MR = law_rows(head.logits(head_input_MH), [view.params for view in views])
+    log_q_MR = _with_ids(law_rows(head.logits(head_input_MH), [view.params for view in views]))
     keys = [noise_key(view.params, len(view.ids_target) + draft_index) for view in views]
     rows = noise_rows(keys, device=log_q_MR.device)
     map_R = head.draft_to_target_R

@@ -19,8 +19,10 @@ import torch
 
 import runtime.kernels.rejection as rejection
 import runtime.spec.verify as verify_module
+from runtime.kernels.head import HeadRows
 from runtime.kernels.noise import NoiseRows
 from runtime.kernels.rejection import RowDrafts, RowLaws, accept_draws, probabilities, row_laws
+from runtime.spec.draft_choice import DraftLaws, choose_drafts
 from runtime.spec.noise import DrawKind, NoiseKey, draft_kind, noise_rows
 from runtime.spec.sampling import TokenCounts, process_logits
 from runtime.spec.types import DraftLaw, Proposal, SamplingParams
@@ -280,3 +282,47 @@ def test_acceptance_draws_split_the_unit_interval_evenly() -> None:
 def test_each_decision_has_noise_of_its_own() -> None:
     kinds = [*DrawKind, draft_kind(1), draft_kind(2), draft_kind(40)]
     assert len({int(kind) for kind in kinds}) == len(kinds)
+
+
+@dataclass(frozen=True)
+class LostHead:
+    """A draft whose states overflowed: every logit is NaN."""
+
+    draft_to_target_R: torch.Tensor
+
+    def logits(self, head_input_MH: HeadRows) -> torch.Tensor:
+        assert isinstance(head_input_MH, torch.Tensor)
+        return torch.full((head_input_MH.shape[0], len(self.draft_to_target_R)), math.nan)
+
+    def propose_ids(
+        self, head_input_MH: HeadRows, copy_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        raise AssertionError("every request here is sampled")
+
+
+@pytest.mark.parametrize("params", OPTIONS[:4])
+def test_a_draft_without_a_law_stays_as_often_as_the_target_draws_it(
+    params: SamplingParams,
+) -> None:
+    """Its id comes for certain: a law without ids would let it stay whenever p is above 0."""
+    map_R = torch.tensor([2, 0, 3])
+    head, states = LostHead(map_R), torch.zeros(1, 4)
+    view = make_view(PROMPT, params, num_prompt_tokens=2, num_drafts=1)
+    laws = DraftLaws(head, [view], num_drafts=1)
+    drafts = choose_drafts(head, states, [view], draft_index=0, laws=laws)
+    kept = laws.law()
+    assert kept is not None
+    log_p_MV = process_logits(torch.tensor([0.3, 0.1, 0.2, -0.4]), params, EMPTY)[None]
+    p_V = probabilities(log_p_MV)[0]
+    found = row_laws(
+        log_p_MV,
+        RowDrafts(
+            ids_target_M=drafts,
+            log_q_MR=kept.log_q_BGR[:, 0],
+            ids_target_R=kept.ids_target_R,
+            is_known_M=torch.tensor(kept.is_known),
+        ),
+    )
+    assert 0 < p_V[drafts[0]] < 1
+    assert found.accept_M[0] == p_V[drafts[0]]
+    assert found.log_residual_MV[0, drafts[0]] == -torch.inf
