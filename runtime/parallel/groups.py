@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +29,11 @@ from runtime.parallel.channels import DistributedChannel
 from runtime.parallel.gpu_groups import GpuGroups, leave_aborts_to_us
 from runtime.parallel.gpu_memory import GpuSlots, gpu_name
 from runtime.parallel.hand_off import HandOff, NcclHandOff, RingHandOff
-from runtime.parallel.launch import Launch, refuse_another_size
+from runtime.parallel.launch import Launch, name_interface, refuse_another_size
 from runtime.parallel.layout import ParallelLayout, Place
 from runtime.parallel.lost import lost_as_diagnostic, lost_peer
 from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
-from specctl.contract.diagnostics import DiagnosticError
+from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class ProcessGroups:
 
         Raises:
             DiagnosticError: SD855, another process did not appear; SD832, a launcher started
-                another number of processes than the layout has.
+                another number of processes than the layout has, or this rank twice.
         """
         refuse_another_size(layout, launch)
         self.layout = layout
@@ -106,9 +107,11 @@ class ProcessGroups:
         start = datetime.timedelta(seconds=start_timeout_s)
         try:
             if store is None:
+                name_interface(os.environ)
                 store, _, _ = next(iter(rendezvous("env://", timeout=start)))
             store.set_timeout(start)
             self._store = PrefixStore(_PREFIX, store)
+            self._claim()
             self._gpus = self._meet(are_others_alive)
             dist.init_process_group(
                 "gloo",
@@ -186,6 +189,20 @@ class ProcessGroups:
                 use_local_synchronization=True,
             )
         return DistributedRanks(group)
+
+    def _claim(self) -> None:
+        """Refuse to be a rank that another process is: both would wait, or answer in turn."""
+        rank = self.launch.rank
+        if self._store.add(f"claim/{rank}", 1) > 1:
+            raise DiagnosticError(
+                diagnose(
+                    "SD832",
+                    where="RANK",
+                    message=f"another process was started as rank {rank}",
+                    expected="each rank once",
+                    found=rank,
+                )
+            )
 
     def _meet(self, are_others_alive: Callable[[], bool] | None) -> list[str]:
         """Return the GPU of every rank, once all are there.

@@ -7,14 +7,20 @@ environment variables; nothing else is read from them. Invariant: what is return
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
-from collections.abc import Mapping
+import socket
+import struct
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from runtime.parallel.layout import ParallelLayout
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 _MAX_PORT = 65535
+_SIOCGIFADDR = 0x8915
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +82,45 @@ def launch_environment(
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
     }
+
+
+def name_interface(environment: MutableMapping[str, str]) -> None:
+    """Have gloo use the interface towards rank 0, unless the environment names one.
+
+    Without a name it takes the address of this host's own name, which on many hosts is one that
+    reaches nobody else (127.0.1.1).
+    """
+    if _INTERFACE in environment or not environment.get("MASTER_ADDR"):
+        return
+    found = interface_towards(environment["MASTER_ADDR"])
+    if found is not None:
+        environment[_INTERFACE] = found
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the interface through which this host reaches an IPv4 address, or has it itself.
+
+    None: it is this host's loopback, or cannot be told.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # no packet is sent
+            own = probe.getsockname()[0]
+            if ipaddress.ip_address(own).is_loopback:
+                return None
+            names = (name for _, name in socket.if_nameindex())
+            return next((name for name in names if _address_of(probe, name) == own), None)
+    except OSError:
+        return None
+
+
+def _address_of(probe: socket.socket, name: str) -> str | None:
+    request = struct.pack("256s", name.encode()[:15])
+    try:
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+    except OSError:  # an interface without an IPv4 address
+        return None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def refuse_another_size(layout: ParallelLayout, launch: Launch) -> None:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined] # public, not listed
+from torch.distributed.distributed_c10d import PrefixStore
 
 from runtime.config import Overrides, resolve_config
 from runtime.engine.peers import plan_of
 from runtime.engine.stage_process import refuse_another_start
 from runtime.main import EngineOptions, launched_options
+from runtime.parallel import launch
 from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.launch import Launch, launch_of
 from runtime.parallel.layout import ParallelLayout
@@ -90,10 +93,37 @@ def test_stages_that_were_launched_are_processes_whatever_gpus_this_host_has(
 
 def test_a_layout_of_another_size_is_refused_before_anything_is_waited_for() -> None:
     layout = ParallelLayout(pipeline_parallel=3, tensor_parallel=1)
-    launch = Launch(rank=3, world_size=4, local_rank=1, local_world_size=2)
+    last = Launch(rank=3, world_size=4, local_rank=1, local_world_size=2)
     with pytest.raises(DiagnosticError, match="SD832") as caught:
-        ProcessGroups(layout, launch, device=torch.device("cpu"))
+        ProcessGroups(layout, last, device=torch.device("cpu"))
     assert (caught.value.diagnostics[0].expected, caught.value.diagnostics[0].found) == ("3", "4")
+
+
+def test_gloo_is_told_the_interface_towards_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's own name often means 127.0.1.1, where no other host is."""
+    monkeypatch.setattr(launch, "interface_towards", lambda address: f"to-{address}")
+    environment = {"MASTER_ADDR": "10.0.0.1"}
+    launch.name_interface(environment)
+    assert environment["GLOO_SOCKET_IFNAME"] == "to-10.0.0.1"
+    launch.name_interface(environment | {"MASTER_ADDR": "10.0.0.2"})
+    assert environment["GLOO_SOCKET_IFNAME"] == "to-10.0.0.1"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "no.such.host.invalid"])
+def test_without_a_way_to_another_host_gloo_is_left_alone(address: str) -> None:
+    environment = {"MASTER_ADDR": address}
+    launch.name_interface(environment)
+    assert "GLOO_SOCKET_IFNAME" not in environment
+
+
+def test_a_rank_that_was_started_twice_is_refused() -> None:
+    store = HashStore()
+    PrefixStore("specctl", store).add("claim/1", 1)
+    layout = ParallelLayout(pipeline_parallel=2, tensor_parallel=1)
+    second = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2)
+    with pytest.raises(DiagnosticError, match="SD832") as caught:
+        ProcessGroups(layout, second, store=store, device=torch.device("cpu"))
+    assert caught.value.diagnostics[0].where == "RANK"
 
 
 def test_a_rank_with_another_layout_or_other_weights_than_rank_0_ends(tmp_path: Path) -> None:
