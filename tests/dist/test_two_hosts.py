@@ -53,9 +53,9 @@ def test_stages_on_two_hosts_answer_as_target_only(tmp_path: Path) -> None:
                 )
             )
         try:
-            said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+            said = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
         finally:
-            for rank in ranks:
-                rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+            for process in ranks:
+                process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(said)
     assert "identical: yes" in said[0]
