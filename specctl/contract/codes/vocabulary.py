@@ -322,4 +322,13 @@ CODES: tuple[Code, ...] = (
         fix="Nothing where one engine reads it; `specctl cut-token-map` writes it ascending",
         source="vLLM pull request 59740; SGLang `load_token_map`",
     ),
+    Code(
+        code="SD442",
+        slug="ray-unreachable",
+        severity="error",
+        summary="The Ray cluster that was asked for cannot be used.",
+        why="Ray itself waits for minutes for a cluster that is not there.",
+        fix="Give `--ray-address` as HOST:PORT of a running cluster (`ray status` shows one), or "
+        "leave it out to count with a Ray of this machine",
+    ),
 )

@@ -14,10 +14,12 @@ from specctl.tokenmap import readers
 from specctl.tokenmap.count_corpus import CorpusSpec, CountOptions, CountResult, count_corpus
 from specctl.tokenmap.counting import LoadedTokenizer, load_tokenizer
 from specctl.tokenmap.counts import summed
+from specctl.tokenmap.ray_engine import check_cluster
 from specctl.tokenmap.readers import Reading, read_pieces
 from specctl.tokenmap.sources import find_files, plan_tasks
 from tests.tiny_tokenizers import tokenizer_json
 
+HAS_RAY = importlib.util.find_spec("ray") is not None
 HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
 needs_arrow = pytest.mark.skipif(not HAS_ARROW, reason="pyarrow (extra tokenmap) is not installed")
 CHAT = [
@@ -235,3 +237,20 @@ def test_a_count_file_without_its_run_file_is_said_to_be_alone(
     [found] = caught.value.diagnostics
     assert found.code == "SD433"
     assert "counts.safetensors.run" in str(found.found)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999"])
+def test_a_ray_cluster_that_is_not_there_is_refused_at_once(address: str) -> None:
+    """Ray itself waits for minutes."""
+    with pytest.raises(DiagnosticError) as caught:
+        check_cluster(address)
+    [found] = caught.value.diagnostics
+    assert (found.code, found.where) == ("SD442", f"--ray-address {address}")
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray (extra ray) is not installed")
+def test_an_address_that_ray_refuses_has_a_code(tmp_path: Path, tokenizer: LoadedTokenizer) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    corpus = CorpusSpec(sources=(str(tmp_path / "a.txt"),), held_out=0)
+    with pytest.raises(DiagnosticError, match="SD442"):
+        count_corpus(corpus, tokenizer, CountOptions(engine="ray", ray_address="nohost"))
