@@ -57,6 +57,7 @@ class FakeGraph:
         self.prefill_shapes = () if round_.prefill is None else round_.prefill.shapes
         self._token: int | None = None
         self._outcomes: list[list[list[int]] | None] = [None] * (SPLIT_BUFFER + 1)
+        self.num_settled = 0
         self._chances: list[list[list[float]]] = [[]] * (SPLIT_BUFFER + 1)
         self._drafts: list[list[int]] | None = None
         self._counts: list[list[int]] = [[]] * (SPLIT_BUFFER + 1)
@@ -139,6 +140,9 @@ class FakeGraph:
         self.round.split.words_BWX.fill_(0)
         self.round.split.host_words_BWX.fill_(0)
         self.round.split.drafts_BG.fill_(1)
+
+    def settle(self) -> None:
+        self.num_settled += 1
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         outcome, self._outcomes[buffer] = self._outcomes[buffer], None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from runtime.engine.request import Placement, Request
 from runtime.graphs.round import RoundRunner
+from runtime.graphs.state import RoundShape
 from specctl.contract.diagnostics import Diagnostic
 
 
@@ -31,6 +32,22 @@ class Lane:
     def is_running(self) -> bool:
         """Whether the request still is what the device took it for."""
         return self.request.placement is self.placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flight:
+    """A whole round that was launched and not read; its number among all launches."""
+
+    number: int
+    lanes: tuple[Lane, ...]
+    num_drafts: tuple[int, ...]
+    shape: RoundShape
+    buffer: int
+
+    @property
+    def has_left(self) -> bool:
+        """Whether one of its requests left since the launch."""
+        return any(not lane.is_running for lane in self.lanes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

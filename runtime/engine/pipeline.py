@@ -26,7 +26,7 @@ from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.device_rounds import DeviceRounds
-from runtime.engine.lanes import Lane, LaneResult, counted_drafts
+from runtime.engine.lanes import Flight, Lane, LaneResult, counted_drafts
 from runtime.engine.request import Placement, Request
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.slot_params import round_kind, slot_row, standing
@@ -67,17 +67,6 @@ class _Group:
     kind: RoundKind = "greedy"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Flight:
-    """A whole round that was launched and not read; its number among all launches."""
-
-    number: int
-    lanes: tuple[Lane, ...]
-    num_drafts: tuple[int, ...]
-    shape: RoundShape
-    buffer: int
-
-
 class Pipeline:
     """Launches rounds ahead and reads them in order."""
 
@@ -103,7 +92,7 @@ class Pipeline:
         self._scheduler = scheduler
         self._blocks = blocks
         self._config = config
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._num_launches = 0
         self._next_buffer = 0
         self._whole = _Group()  # requests without a grammar
@@ -111,6 +100,7 @@ class Pipeline:
         split = rounds.round_.split
         self._split = None if split is None else SplitRounds(rounds.runner, split)
         self._seen_version: int | None = None
+        self._is_unread = False  # a round of requests that all left was not waited for
         self._is_written = False  # device state of all lanes is current
         self._rows: dict[int, tuple[Placement, int]] = {}  # slot -> whose row, blocks in it
 
@@ -122,6 +112,17 @@ class Pipeline:
         if round_kind([request.params]) is not None:
             self._state.write_requests([slot_row(request)])
             self._rows[request.placed.slot] = (request.placed, len(request.placed.table.blocks))
+
+    def settle(self) -> None:
+        """Wait for rounds that may still write for requests which left since their launch.
+
+        On the device whoever gets their blocks next comes later; another process does not.
+        Sync: waits for the device where there are such rounds.
+        """
+        is_split = self._split is not None and self._split.is_busy
+        if self._is_unread or is_split or any(flight.has_left for flight in self._flights):
+            self._runner.settle()
+            self._is_unread = False
 
     def close(self) -> None:
         """End the thread that makes masks."""
@@ -159,8 +160,9 @@ class Pipeline:
             return True
         return split.number is not None and split.number < self._flights[0].number
 
-    def _read(self, flight: _Flight) -> list[LaneResult]:
+    def _read(self, flight: Flight) -> list[LaneResult]:
         if not any(lane.is_running for lane in flight.lanes):
+            self._is_unread = True
             return []  # not waited for
         rows = self._runner.read(flight.buffer, len(flight.lanes))
         counts = counted_drafts(self._runner, flight.buffer, flight.num_drafts)
@@ -280,7 +282,7 @@ class Pipeline:
         self._write(group)
         self._runner.launch(shape, self._next_buffer)
         self._flights.append(
-            _Flight(
+            Flight(
                 number=self._num_launches,
                 lanes=group.lanes,
                 num_drafts=size.num_drafts,

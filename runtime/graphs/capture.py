@@ -243,6 +243,10 @@ class GraphSet:
             for context in reversed(self.contexts if kind == "greedy" else self.contexts[-1:])
         ]
 
+    def settle(self) -> None:
+        """Wait until all that was launched has run; see `RoundRunner`."""
+        torch.cuda.current_stream(self._output_BX.device).synchronize()
+
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         """Wait for a buffer's round and return its outcome; see `RoundRunner`."""
         self._events[buffer].synchronize()

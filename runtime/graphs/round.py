@@ -333,6 +333,9 @@ class RoundRunner(Protocol):
         None: all that were asked for.
         """
 
+    def settle(self) -> None:
+        """Wait until all that was launched has run; outcomes can be read as before."""
+
     @property
     def prefill_shapes(self) -> Sequence[PrefillShape]:
         """Prefills of one request that it runs."""

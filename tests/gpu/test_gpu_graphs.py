@@ -83,6 +83,9 @@ class Poisoned:
         self.graphs._pinned_token.fill_(-9)
         return token
 
+    def settle(self) -> None:
+        self.graphs.settle()
+
     def packed_row_counts(self, batch: int, num_drafts: int) -> tuple[int, ...]:
         return self.graphs.packed_row_counts(batch, num_drafts)
 
