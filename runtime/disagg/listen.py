@@ -239,6 +239,7 @@ def listen_at(host: str, port: int) -> socket.socket:
                 message="the server cannot listen at this address",
                 expected="a free port of an address of this machine",
                 found=f"{host}:{port}: {error.strerror or error}",
+                help="Choose another address for `--listen`, or stop the other process",
             )
         ) from error
 

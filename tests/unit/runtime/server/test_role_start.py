@@ -11,6 +11,7 @@ import typer
 from runtime.config import Overrides
 from runtime.disagg.handshake import CarrierName, Role
 from runtime.disagg.limits import Limits
+from runtime.disagg.listen import listen_at
 from runtime.disagg.memory import SharedTransport
 from runtime.engine.role_site import pool_allocator
 from runtime.kv import KVLayer
@@ -111,3 +112,12 @@ def test_a_peer_that_may_write_is_fenced_for_its_own_silence_too() -> None:
 def test_an_address_that_is_none_is_refused_before_a_pool_is_made() -> None:
     with pytest.raises(DiagnosticError, match="SD865"):
         role_plan(RoleOptions(role="decode", peers=("127.0.0.1:9", "nohost")), weights="")
+
+
+def test_a_taken_address_names_the_option_that_gave_it() -> None:
+    with listen_at("127.0.0.1", 0) as taken:
+        with pytest.raises(DiagnosticError, match="SD835") as caught:
+            listen_at("127.0.0.1", taken.getsockname()[1])
+    [found] = caught.value.diagnostics
+    assert found.where == "--listen"
+    assert "--listen" in (found.help or "")
