@@ -115,9 +115,11 @@ def test_an_address_that_is_none_is_refused_before_a_pool_is_made() -> None:
 
 
 def test_a_taken_address_names_the_option_that_gave_it() -> None:
-    with listen_at("127.0.0.1", 0) as taken:
-        with pytest.raises(DiagnosticError, match="SD835") as caught:
-            listen_at("127.0.0.1", taken.getsockname()[1])
+    with (
+        listen_at("127.0.0.1", 0) as taken,
+        pytest.raises(DiagnosticError, match="SD835") as caught,
+    ):
+        listen_at("127.0.0.1", taken.getsockname()[1])
     [found] = caught.value.diagnostics
     assert found.where == "--listen"
     assert "--listen" in (found.help or "")
