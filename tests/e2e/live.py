@@ -58,6 +58,13 @@ class LiveServer:
             assert time.monotonic() < limit, metrics
             time.sleep(0.05)
 
+    def wait_until_open(self, count: int) -> None:
+        """Wait until so many requests are in flight."""
+        limit = time.monotonic() + 30
+        while self.metrics()["specctl_requests_open"] < count:
+            assert time.monotonic() < limit, self.metrics()
+            time.sleep(0.01)
+
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
