@@ -24,6 +24,9 @@ from runtime.spec.types import SamplingParams
 _FIRST_ROWS = 16
 _ROWS_OF_TILES = (16, 32, 64)  # a head's programs have so many rows at most
 _LONG = 4 * SEGMENT
+TAIL_CHUNK = SEGMENT
+"""Tokens of a chunk whose rest is then a forward of few rows behind several segments."""
+
 _NUM_NEW_TOKENS = 3  # one by the prefill, then two rounds
 _KINDS = (
     SamplingParams(temperature=1.0, seed=1),
@@ -64,11 +67,12 @@ def row_counts(most: int) -> tuple[int, ...]:
     return (*counts, most)
 
 
-def warm_up(engine: Engine) -> WarmUp:
+def warm_up(engine: Engine, chunked: Engine) -> WarmUp:
     """Run every kind of eager prefill and round once, prefills twice to time them.
 
     Args:
         engine: eager, without requests and without a prefix cache.
+        chunked: such a one with chunks of TAIL_CHUNK tokens at most.
 
     Sync: waits for the device.
     """
@@ -85,8 +89,10 @@ def warm_up(engine: Engine) -> WarmUp:
         timings.append((num_rows, seconds))
     for load in _loads(config):
         _run(engine, load)
+    for load in _tails(chunked.config):
+        _run(chunked, load)
     return WarmUp(
-        num_steps=engine.num_steps,
+        num_steps=engine.num_steps + chunked.num_steps,
         seconds=time.perf_counter() - start,
         prefill_s=tuple(timings),
     )
@@ -115,8 +121,10 @@ def _loads(config: RuntimeConfig) -> Iterator[list[RequestInput]]:
         for params in (None, _KINDS[0]):
             if _fits(config, [4] * count, _NUM_NEW_TOKENS):
                 yield [_request(i, 4, config, params, _NUM_NEW_TOKENS) for i in range(count)]
-    # Attention of several segments: programs of a round are few, some, or as many as they get.
-    for count, length in ((1, SEGMENT + 16), (12, SEGMENT + 16), (most, SEGMENT + 16), (1, _LONG)):
+    # Attention of several segments: few programs, many by their segments, many by their rows.
+    doubling = {1 << power for power in range(most.bit_length())}
+    longer = [(count, SEGMENT + _FIRST_ROWS) for count in sorted({*doubling, most})]
+    for count, length in (*longer, (1, _LONG)):
         if _fits(config, [length] * count, _NUM_NEW_TOKENS):
             yield [_request(i, length, config, None, _NUM_NEW_TOKENS) for i in range(count)]
     if _fits(config, [4] * len(_KINDS), _NUM_NEW_TOKENS):
@@ -125,6 +133,20 @@ def _loads(config: RuntimeConfig) -> Iterator[list[RequestInput]]:
         ]
         yield from ([request] for request in requests)
         yield requests
+
+
+def _tails(config: RuntimeConfig) -> Iterator[list[RequestInput]]:
+    """Return prompts whose last chunk is a forward of few rows behind several segments.
+
+    As few rows follow a cached prefix. Some of them make many attention programs by their segments
+    alone, whatever the number of key heads.
+    """
+    size = 2 * _FIRST_ROWS
+    while size <= config.prefill_chunk_size:
+        length = config.prefill_chunk_size + size
+        if length > SEGMENT and _fits(config, [length], 1):
+            yield [_request(0, length, config)]
+        size *= 2
 
 
 def _request(

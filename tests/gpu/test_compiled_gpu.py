@@ -12,11 +12,10 @@ import torch
 
 from runtime.config import Overrides
 from runtime.engine.llm import LLM
-from runtime.engine.request import RequestInput
-from runtime.spec.types import SamplingParams
 from tests import real_model
-from tests.engine_harness import make_world, prompt_of
+from tests.engine_harness import make_world
 from tests.fake_graph import make_llm
+from tests.mixed_load import KINDS, load, mixed_request
 from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_last_state import last_state_world
 
@@ -26,13 +25,6 @@ pytestmark = [
 ]
 
 CUDA = torch.device("cuda", 0)
-KINDS = (
-    SamplingParams(),
-    SamplingParams(temperature=0.9, seed=5),
-    SamplingParams(temperature=0.7, top_k=12, top_p=0.8, min_p=0.01, seed=7),
-    SamplingParams(num_logprobs=3),
-    SamplingParams(repetition_penalty=1.2, frequency_penalty=0.1),
-)
 
 
 def compiled() -> Counter[str]:
@@ -48,31 +40,6 @@ def compiled() -> Counter[str]:
                 kept = value.device_caches.values()
                 counts[value.__name__] = sum(len(caches[0]) for caches in kept)
     return counts
-
-
-def load(llm: LLM, *, longest: int) -> None:
-    """Run prompts of all lengths, alone and at once, with every kind of choice."""
-    lengths = [n for n in (1, 5, 17, 33, 70, 130, 250, 300, 500, 900, 1500) if n <= longest]
-    alone = [_request(n, n, KINDS[0]) for n in lengths]
-    alone += [_request(50 + i, 20, params) for i, params in enumerate(KINDS)]
-    for request in alone:
-        llm.generate([request])
-    for count in (2, 3, 5, 8):
-        llm.generate([_request(100 + i, 11 + 7 * i, KINDS[0]) for i in range(count)])
-        llm.generate([_request(200 + i, 11 + 7 * i, KINDS[i % 5]) for i in range(count)])
-    together = min(longest, 300)
-    llm.generate([_request(300 + i, together, KINDS[0]) for i in range(8)])
-    llm.generate([_request(400 + i, together - 16 * i, KINDS[i % 5]) for i in range(8)])
-
-
-def _request(seed: int, length: int, params: SamplingParams) -> RequestInput:
-    return RequestInput(
-        request_id=f"r{seed}-{length}",
-        prompt_ids_target=prompt_of(seed, length),
-        params=params,
-        max_tokens=6,
-        ignore_eos=True,
-    )
 
 
 @pytest.mark.parametrize("kind", ["none", "eagle3", "mtp", "dspark"])
@@ -113,7 +80,7 @@ def test_smollm2_compiles_nothing_after_the_start(tmp_path: Path) -> None:
         f"steps in {report.warm_up_s:.1f} s, {before.total()} kernels\n"
     )
     load(llm, longest=1500)
-    many = [_request(600 + i, 40 + 3 * i, KINDS[0]) for i in range(32)]
+    many = [mixed_request(600 + i, 40 + 3 * i, KINDS[0]) for i in range(32)]
     llm.generate(many)
     llm.generate([replace(r, request_id=f"{r.request_id}s", params=KINDS[1]) for r in many])
     after = compiled()

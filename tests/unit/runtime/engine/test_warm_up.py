@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.engine.engine import Engine
+from runtime.engine.llm import LLM
 from runtime.engine.prefill_costs import measured_costs
 from runtime.engine.warm_up import row_counts, warm_up
 from runtime.graphs.prefill import PrefillShape
@@ -19,6 +20,23 @@ from tests.prefill_cases import prefill_request
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("warm"))
+
+
+def engines_of(llm: LLM) -> tuple[Engine, Engine]:
+    """Return eager engines over an LLM's caches, the second one with small chunks."""
+    caches = llm.caches
+    assert caches is not None
+    plain = replace(llm.config, enable_prefix_cache=False)
+    first, second = (
+        Engine(
+            target=llm.models.target,
+            target_kv=caches.target_kv,
+            proposer=caches.proposer,
+            config=settings,
+        )
+        for settings in (plain, replace(plain, prefill_chunk_size=16))
+    )
+    return first, second
 
 
 def test_rows_of_every_size() -> None:
@@ -41,14 +59,8 @@ def test_a_warm_up_leaves_nothing_behind(world: World, proposer: str) -> None:
     }
     calm, _ = make_llm(world, **settings)
     warm, _ = make_llm(world, **settings)
-    assert warm.caches is not None
-    engine = Engine(
-        target=warm.models.target,
-        target_kv=warm.caches.target_kv,
-        proposer=warm.caches.proposer,
-        config=replace(warm.config, enable_prefix_cache=False),
-    )
-    found = warm_up(engine)
+    engine, chunked = engines_of(warm)
+    found = warm_up(engine, chunked)
     assert not engine.has_work
     engine.check()
     assert [rows for rows, _ in found.prefill_s] == [16, 32, 48]
@@ -64,14 +76,8 @@ def test_sizes_that_do_not_fit_are_left_out(world: World) -> None:
         world, proposer="none", num_speculative_tokens=0, max_num_requests=2, num_kv_blocks=9,
         max_num_batched_tokens=128, max_model_len=64,
     )  # fmt: skip
-    assert llm.caches is not None
-    engine = Engine(
-        target=llm.models.target,
-        target_kv=llm.caches.target_kv,
-        proposer=llm.caches.proposer,
-        config=replace(llm.config, enable_prefix_cache=False),
-    )
-    assert [rows for rows, _ in warm_up(engine).prefill_s] == [16, 32, 48]
+    engine, chunked = engines_of(llm)
+    assert [rows for rows, _ in warm_up(engine, chunked).prefill_s] == [16, 32, 48]
     engine.check()
 
 
