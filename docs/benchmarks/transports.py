@@ -2,9 +2,10 @@
 
     python docs/benchmarks/transports.py
 
-Each carrier is timed in pairs in one run: the library writes one buffer of 64 MiB, then the carrier
-writes the same bytes as blocks of a pool (1,024 blocks of 64 KiB in two layers). The page takes the
-ratio of the medians. Needs the extras `nixl` or `mooncake`.
+Each carrier is timed in turns in one run: the library writes one buffer of 64 MiB, then the carrier
+writes the same bytes as blocks of a pool (1,024 blocks of 64 KiB in two layers), once in order, as
+a fresh pool gives them out, and once with no two neighbours on both sides. The ratios are those of
+the medians. Needs the extras `nixl` or `mooncake`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 
 from runtime.disagg.mooncake import MooncakeTransport, load_mooncake
 from runtime.disagg.nixl import NixlTransport, load_nixl
-from runtime.disagg.transport import BlockMove, Transport
+from runtime.disagg.transport import BlockMove, Link, Transport
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import DiagnosticError
 
@@ -100,30 +102,32 @@ def raw_writer(name: str, place: Any) -> Callable[[], None]:
     return write_nixl
 
 
-def carrier_writer(name: str, address: bytes) -> Callable[[], None]:
-    """Return a function that writes the pool through the carrier."""
+def carrier_writers(name: str, address: bytes) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return functions that write the pool through the carrier: in order, and piece by piece."""
     layers = pool()
     link = make(name).connect(address, layers)
     blocks = tuple(range(NUM_BLOCKS))
-    moves = [
-        BlockMove(
-            source_layer=layer,
-            destination_layer=layer,
-            source_head=0,
-            destination_head=0,
-            num_heads=SHAPE[1],
-            source_blocks=blocks[::-1],  # no two blocks follow each other on both sides
-            destination_blocks=blocks,
+    return (
+        partial(write_blocks, link, blocks, layers),
+        partial(write_blocks, link, blocks[::-1], layers),  # no neighbours on both sides
+    )
+
+
+def write_blocks(link: Link, source_blocks: tuple[int, ...], layers: tuple[KVLayer, ...]) -> None:
+    """Write every block of all layers and wait for them."""
+    for layer in range(len(layers)):
+        link.write(
+            BlockMove(
+                source_layer=layer,
+                destination_layer=layer,
+                source_head=0,
+                destination_head=0,
+                num_heads=SHAPE[1],
+                source_blocks=source_blocks,
+                destination_blocks=tuple(range(NUM_BLOCKS)),
+            )
         )
-        for layer in range(2)
-    ]
-
-    def write() -> None:
-        for move in moves:
-            link.write(move)
-        link.finish(60)
-
-    return write
+    link.finish(60)
 
 
 def seconds(work: Callable[[], None]) -> float:
@@ -134,23 +138,25 @@ def seconds(work: Callable[[], None]) -> float:
 
 
 def measure(name: str, repeats: int) -> None:
-    """Print a carrier's line."""
+    """Print the library's line and two of its carrier."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(name, theirs))
     process.start()
-    carrier = carrier_writer(name, ours.recv())
-    raw = raw_writer(name, ours.recv())
-    carrier(), raw()
-    pairs = [(seconds(raw), seconds(carrier)) for _ in range(repeats)]
+    in_order, scattered = carrier_writers(name, ours.recv())
+    works = (raw_writer(name, ours.recv()), in_order, scattered)
+    for work in works:
+        work()
+    rounds = [[seconds(work) for work in works] for _ in range(repeats)]
     ours.send(None)
     process.join()
-    library, own = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(
-        f"{name}: library {1e3 * library:.1f} ms, {NUM_BYTES / library / 1e9:.2f} GB/s; carrier "
-        f"{1e3 * own:.1f} ms, {NUM_BYTES / own / 1e9:.2f} GB/s; carrier over library "
-        f"{own / library:.2f}"
-    )
+    library, *own = (statistics.median(column) for column in zip(*rounds, strict=True))
+    print(f"{name}: library {1e3 * library:.1f} ms, {NUM_BYTES / library / 1e9:.2f} GB/s")
+    for layout, taken in zip(("blocks in order", "scattered blocks"), own, strict=True):
+        print(
+            f"{name}: {layout} {1e3 * taken:.1f} ms, {NUM_BYTES / taken / 1e9:.2f} GB/s, "
+            f"{taken / library:.2f} of the library"
+        )
 
 
 def main() -> None:
