@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from runtime.bench.raw import Clock
+from runtime.graphs.recorder import capture_graph
 
 _FILLER_BYTES = 1 << 28  # copied before a sample, so that the queue is full when it starts
 
@@ -72,20 +73,8 @@ def _sample_graphs(
 
 
 def _captured(step: Step, reset: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize(device)
-    with torch.cuda.stream(stream):
-        reset()
-        step()
-        stream.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            step()
-        finally:
-            graph.capture_end()
-    torch.cuda.synchronize(device)
-    return graph
+    reset()
+    return capture_graph(step, device)
 
 
 def _event() -> torch.cuda.Event:
