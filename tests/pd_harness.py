@@ -252,7 +252,7 @@ def make_pair(
             pool=sent_from.pool.layers,
             num_pool_target_layers=sent_from.num_target_layers,
             num_target_layers=sent_from.num_target_layers,
-            vocab_size=world.models.target.facts.vocab_size,
+            target_vocab_size=world.models.target.facts.vocab_size,
         ),
         port=end,
         routes=Routes(

@@ -224,7 +224,7 @@ class System:
             pool=caches.pool.layers,
             num_pool_target_layers=caches.num_target_layers,
             num_target_layers=NUM_LAYERS,
-            vocab_size=self.config.target_vocab_size,
+            target_vocab_size=self.config.target_vocab_size,
             stages=outlet,
         )
         return PrefillRank(

@@ -208,7 +208,7 @@ def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
             pool=caches.pool.layers,
             num_pool_target_layers=caches.num_target_layers,
             num_target_layers=caches.num_target_layers,
-            vocab_size=prefill.config.target_vocab_size,
+            target_vocab_size=prefill.config.target_vocab_size,
         ),
         port=end,
         routes=Routes(

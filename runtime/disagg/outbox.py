@@ -10,8 +10,10 @@ Layers are numbered as in `reshard`: the target's first, then the draft's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from runtime.disagg.early import EarlySender, Outcome, Ready
 from runtime.disagg.failures import not_written
@@ -218,6 +220,44 @@ class Transfer:
     def problem(self) -> Diagnostic | None:
         """Why some of it did not arrive; None as far as is known."""
         return next((item.problem for item in self._outcomes if item.problem is not None), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Blocks of a request that a forward makes final.
+
+    Args:
+        transfer: of the request.
+        table: its blocks here.
+        end_block: one past the last one that is final.
+    """
+
+    transfer: Transfer
+    table: Sequence[int]
+    end_block: int
+
+
+def send_chunks(
+    layers: Iterable[int],
+    chunks: Sequence[Chunk],
+    *,
+    device: torch.device,
+    mark_end: Callable[[torch.device], Ready],
+) -> None:
+    """Send layers of chunks, once the kernels that were launched for them have ended.
+
+    Args:
+        layers: as in `Transfer.send`.
+        chunks: none is an answer: nothing is marked then.
+        device: of the pool.
+        mark_end: marks the end of what was launched.
+    """
+    if not chunks:
+        return
+    ready = mark_end(device)
+    for layer in layers:
+        for chunk in chunks:
+            chunk.transfer.send(layer, chunk.table, end_block=chunk.end_block, ready=ready)
 
 
 def wire_bytes(

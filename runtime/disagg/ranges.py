@@ -38,8 +38,8 @@ def places_of(layers: Sequence[KVLayer]) -> list[LayerPlace]:
     """Return where each layer of a pool lies."""
     places = []
     for layer in layers:
-        num_blocks, num_heads, block_size, head_dim = layer.k.shape
-        head_bytes = block_size * head_dim * layer.k.dtype.itemsize
+        num_blocks, num_heads, kv_block_size, head_dim = layer.k.shape
+        head_bytes = kv_block_size * head_dim * layer.k.dtype.itemsize
         places.append(
             LayerPlace(
                 keys=layer.k.data_ptr(),

@@ -23,7 +23,7 @@ from runtime.disagg.early import EarlySender, Ready, mark
 from runtime.disagg.failures import not_written
 from runtime.disagg.frames import Prefill
 from runtime.disagg.listen import Arrived
-from runtime.disagg.outbox import Route, Transfer
+from runtime.disagg.outbox import Chunk, Route, Transfer, send_chunks
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 
@@ -141,7 +141,7 @@ class StageSender:
         self._mark_end = mark_end
         self._ways: dict[str, Route | Diagnostic] = {}
         self._transfers: dict[int, Transfer | Diagnostic] = {}
-        self._due: list[tuple[Transfer, Advance]] = []
+        self._due: list[Chunk] = []
         self._ending: queue.SimpleQueue[tuple[int, Transfer] | None] = queue.SimpleQueue()
         self._reporter = threading.Thread(target=self._report_all, name="kv-reports", daemon=True)
         self._reporter.start()
@@ -165,11 +165,7 @@ class StageSender:
 
     def layer_done(self, layer: int) -> None:
         """Send what the forward that runs makes final of a layer; its kernels were launched."""
-        if not self._due:
-            return
-        ready = self._mark_end(self._device)
-        for transfer, order in self._due:
-            transfer.send(layer, order.table, end_block=order.end_block, ready=ready)
+        send_chunks((layer,), self._due, device=self._device, mark_end=self._mark_end)
         if layer == self._layers[-1]:
             self._due.clear()
 
@@ -201,7 +197,7 @@ class StageSender:
     def _advance(self, order: Advance) -> None:
         transfer = self._transfers[order.number]
         if isinstance(transfer, Transfer):
-            self._due.append((transfer, order))
+            self._due.append(Chunk(transfer=transfer, table=order.table, end_block=order.end_block))
 
     def _finish(self, order: Finish) -> None:
         transfer = self._transfers.pop(order.number)

@@ -43,8 +43,8 @@ class BlockMove:
 
     def num_bytes(self, layer: KVLayer) -> int:
         """Return the bytes that travel: keys and values of `num_heads` heads of every block."""
-        _, _, block_size, head_dim = layer.k.shape
-        per_block = 2 * self.num_heads * block_size * head_dim * layer.k.dtype.itemsize
+        _, _, kv_block_size, head_dim = layer.k.shape
+        per_block = 2 * self.num_heads * kv_block_size * head_dim * layer.k.dtype.itemsize
         return per_block * len(self.source_blocks)
 
 

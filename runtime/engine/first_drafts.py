@@ -16,7 +16,7 @@ def first_drafts(
     num_drafts: int,
     *,
     max_model_len: int,
-    vocab_size: int,
+    target_vocab_size: int,
     first_proposal: FirstProposal,
     pack: PackTensor,
 ) -> tuple[tuple[int, ...], TensorBytes | None]:
@@ -27,7 +27,7 @@ def first_drafts(
         request: parked, its first token among its tokens.
         num_drafts: that are wanted at most.
         max_model_len: of the engine.
-        vocab_size: of the target, as wide as the laws are.
+        target_vocab_size: as wide as the laws are.
         first_proposal: `one_hot` sends no laws.
         pack: makes of the laws what a frame takes.
     """
@@ -43,6 +43,6 @@ def first_drafts(
     if first_proposal == "one_hot" or proposal.q is None:
         return ids, None
     law_GR = proposal.q.log_q_BGR[0, : len(ids)].softmax(dim=1)
-    q_GV = law_GR.new_zeros((len(ids), vocab_size))
+    q_GV = law_GR.new_zeros((len(ids), target_vocab_size))
     q_GV.index_copy_(1, proposal.q.ids_target_R, law_GR)
     return ids, pack("draft_probs", q_GV)

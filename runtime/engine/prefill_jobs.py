@@ -21,7 +21,7 @@ class PrefillParts:
         pool: this rank's layers, the target's then the draft's.
         num_pool_target_layers: the first ones of the pool: those of this stage.
         num_target_layers: of the whole target: the draft's are numbered after them.
-        vocab_size: of the target.
+        target_vocab_size: rows of the target's head.
         stages: those before this one, in other processes; None without any.
     """
 
@@ -29,7 +29,7 @@ class PrefillParts:
     pool: tuple[KVLayer, ...]
     num_pool_target_layers: int
     num_target_layers: int
-    vocab_size: int
+    target_vocab_size: int
     stages: StageOutlet | None = None
 
 

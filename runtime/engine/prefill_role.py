@@ -13,7 +13,7 @@ blocks it makes final, and send their layers in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import torch
@@ -31,7 +31,7 @@ from runtime.disagg.frames import (
 )
 from runtime.disagg.handshake import FirstProposal
 from runtime.disagg.listen import Arrived, Left, PeerEvent
-from runtime.disagg.outbox import Route, Transfer
+from runtime.disagg.outbox import Chunk, Route, Transfer, send_chunks
 from runtime.disagg.ports import DecodePort
 from runtime.engine.engine import Engine
 from runtime.engine.first_drafts import first_drafts
@@ -262,54 +262,57 @@ class PrefillEngine:
 
     def _tell_stages(self, news: Sequence[SlotNews]) -> None:
         """Say which blocks the next forward makes final on the stages before this one."""
-        for item in news:
-            request = self.engine.handover.in_slot(item.slot)
-            job = self._jobs.get(request.request_id)
-            if job is not None and job.answer is None and job.before is not None:
-                end = self._end_block(job, request, item.start + item.num_rows)
-                job.before.advance(request.placed.table.blocks, end)
+        for job, chunk in self._chunks(news):
+            if job.before is not None:
+                job.before.advance(chunk.table, chunk.end_block)
 
     def _send_layer(self, layer: int, news: Sequence[SlotNews]) -> None:
         """Send the blocks of a target layer that a forward has completed."""
-        ready = self._mark_end(self.engine.config.device)
-        for item in news:
-            request = self.engine.handover.in_slot(item.slot)
-            self._send(layer, request, item.start + item.num_rows, ready)
+        self._send((layer,), [chunk for _, chunk in self._chunks(news)])
 
     def _send_rest(self) -> None:
         """Send what a round made beside the target's layers, of prompts that go on."""
         for request_id, job in self._jobs.items():
             request = self.engine.find(request_id)
             if job.answer is None and request is not None and request.placement is not None:
-                self._send_draft(request)
+                self._send_draft(job, request)
 
-    def _send_draft(self, request: Request) -> None:
+    def _send_draft(self, job: PrefillJob, request: Request) -> None:
         """Send the draft's layers, as far as they are final."""
         num_computed = request.placed.num_computed_tokens
-        ready = self._mark_end(self.engine.config.device)
         is_whole = num_computed >= request.num_prompt_tokens
         behind = 0 if is_whole else max(0, self._parts.proposer.num_lookahead_tokens - 1)
         first = self._parts.num_target_layers
         num_draft_layers = len(self._parts.pool) - self._parts.num_pool_target_layers
-        for layer in range(first, first + num_draft_layers):
-            self._send(layer, request, num_computed - behind, ready)
+        layers = range(first, first + num_draft_layers)
+        self._send(layers, [self._chunk(job, request, num_computed - behind)])
 
-    def _send(self, layer: int, request: Request, num_final: int, ready: Ready) -> None:
-        job = self._jobs.get(request.request_id)
-        if job is None or job.answer is not None:
-            return
-        job.own.send(
-            layer,
-            request.placed.table.blocks,
-            end_block=self._end_block(job, request, num_final),
-            ready=ready,
+    def _send(self, layers: Iterable[int], chunks: Sequence[Chunk]) -> None:
+        send_chunks(layers, chunks, device=self.engine.config.device, mark_end=self._mark_end)
+
+    def _chunks(self, news: Sequence[SlotNews]) -> list[tuple[PrefillJob, Chunk]]:
+        """Return what a forward makes final in the target's layers, of prompts that go on."""
+        found = []
+        for item in news:
+            request = self.engine.handover.in_slot(item.slot)
+            job = self._jobs.get(request.request_id)
+            if job is not None and job.answer is None:
+                found.append((job, self._chunk(job, request, item.start + item.num_rows)))
+        return found
+
+    def _chunk(self, job: PrefillJob, request: Request, num_final: int) -> Chunk:
+        """Return the blocks whose positions are before `num_final`.
+
+        The prompt's last block is final at its end.
+        """
+        is_whole = num_final >= request.num_prompt_tokens
+        return Chunk(
+            transfer=job.own,
+            table=request.placed.table.blocks,
+            end_block=(
+                job.own.end_block if is_whole else num_final // self.engine.config.kv_block_size
+            ),
         )
-
-    def _end_block(self, job: PrefillJob, request: Request, num_final: int) -> int:
-        """Return one past the last block that is final; the prompt's last one is at its end."""
-        if num_final >= request.num_prompt_tokens:
-            return job.own.end_block
-        return num_final // self.engine.config.kv_block_size
 
     def _answer(
         self, request_id: str, ids_target: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
@@ -318,7 +321,7 @@ class PrefillEngine:
         job = self._jobs[request_id]
         request = self.engine.find(request_id)
         assert request is not None, f"{request_id} is parked"
-        self._send_draft(request)
+        self._send_draft(job, request)
         assert not job.own.unsent, f"layers with blocks left: {job.own.unsent}"
         job.end(self._transfer_s, is_whole=True)  # it ends while the rest is put together
         state = self._parts.proposer.export_slot(request.placed.slot)
@@ -327,7 +330,7 @@ class PrefillEngine:
             request,
             job.asked.num_drafts,
             max_model_len=self.engine.config.max_model_len,
-            vocab_size=self._parts.vocab_size,
+            target_vocab_size=self._parts.target_vocab_size,
             first_proposal=self._first_proposal,
             pack=self._pack,
         )

@@ -160,7 +160,7 @@ class RoleSite:
                 pool=caches.pool.layers,
                 num_pool_target_layers=caches.num_target_layers,
                 num_target_layers=sum(self.layout.stage_layers),
-                vocab_size=config.target_vocab_size,
+                target_vocab_size=config.target_vocab_size,
                 stages=self._stages(),
             ),
             port=port,
