@@ -6,6 +6,7 @@ prefill ends and where the first decode round starts.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -238,8 +239,15 @@ def join(prefill: LLM, decode: LLM) -> tuple[PrefillEngine, DecodeEngine]:
     )
 
 
+OVER = "over"
+"""What a prefill process prints once it knows that decode servers will leave."""
+
+
 def serve_prefill(path: Path, overrides: Overrides) -> None:
-    """Serve prefills until standard input ends; print the address, then when each prefill ended."""
+    """Serve prefills until standard input ends and decode servers have left.
+
+    Print the address, then when each prefill ended, then `OVER`.
+    """
     transport = make_transport("shared", host="127.0.0.1")
     llm = LLM.from_manifest(path, overrides, needs_tokenizer=False)
     options = RoleOptions(role="prefill", listen="127.0.0.1:0")
@@ -254,6 +262,10 @@ def serve_prefill(path: Path, overrides: Overrides) -> None:
         is_over.set()
         news.set()
 
+    def is_news(record: logging.LogRecord) -> bool:
+        return not (is_over.is_set() and "SD861" in record.getMessage())
+
+    logging.getLogger(PrefillRole.__module__).addFilter(is_news)
     threading.Thread(target=wait_for_end, daemon=True).start()
     role.start(news.set)
     print(role.peers.address, flush=True)
@@ -265,5 +277,21 @@ def serve_prefill(path: Path, overrides: Overrides) -> None:
             role.engine.step()
         if marks.prefilled is not None:
             print(marks.prefilled_at_s(), flush=True)
+    print(OVER, flush=True)
+    see_off(role, limit_s=30.0)
     role.close()
     llm.close()
+
+
+def see_off(role: PrefillRole, *, limit_s: float) -> None:
+    """Wait until decode servers have left, and let go of their pools: these end with them."""
+    limit = time.monotonic() + limit_s
+    while role.states() or role.engine.has_work:
+        if time.monotonic() > limit:
+            raise SystemExit(f"decode servers have not left: {role.states()}")
+        if role.engine.has_work:
+            role.engine.step()
+        else:
+            role.peers.wait(0.01)
+    role.peers.wait(0.1)  # a line is gone a moment before the engine can know
+    role.engine.step()

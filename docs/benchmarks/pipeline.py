@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Event
 
 import torch
-from pd_pair import Marks, join, serve_prefill
+from pd_pair import OVER, Marks, join, serve_prefill
 
 from runtime.config import Overrides
 from runtime.disagg.carriers import make_transport
@@ -196,12 +196,19 @@ def hand_off_processes(given: argparse.Namespace, path: Path) -> None:
         marks = Marks(device=llm.config.device)
         marks.watch(llm)
         gaps = []
-        for seed in range(given.repeats + 2):
-            marks.reset()
-            run_until_decoded(role.engine, request_of(llm, given, seed))
-            gaps.append((marks.decoding_at_s() - float(told.readline())) * 1e6)
-        role.close()
-        end.close()
+        try:
+            for seed in range(given.repeats + 2):
+                marks.reset()
+                run_until_decoded(role.engine, request_of(llm, given, seed))
+                gaps.append((marks.decoding_at_s() - float(told.readline())) * 1e6)
+        finally:  # first the decode role, which the other process then expects to leave
+            end.close()
+            while told.readline().strip() not in ("", OVER):
+                pass
+            role.close()
+            llm.close()
+    if child.returncode:
+        raise SystemExit(f"the prefill process ended with {child.returncode}")
     show("hand-off-processes: gap of two roles", gaps[2:], "us", transport="shared")
 
 

@@ -98,7 +98,8 @@ class DecodePeers:
             listener: from `listen_at`.
             hello: what this side says first.
             limits: bounds on waiting.
-            on_state: called in any thread when a decode server came (None), was refused or left.
+            on_state: called in any thread when a decode server came (None), was refused or left
+                this one, which had not closed.
         """
         self._listener = listener
         self._hello = hello
@@ -106,6 +107,7 @@ class DecodePeers:
         self._on_state = on_state
         self._events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         self._news = threading.Event()
+        self._closing = threading.Event()
         self._lines = _Lines()
         self.counts = ServedCounts()
 
@@ -138,6 +140,7 @@ class DecodePeers:
 
     def close(self) -> None:
         """Accept nobody any more and end every line."""
+        self._closing.set()
         with suppress(OSError):  # not on every system; closing alone would not wake `accept`
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -212,6 +215,8 @@ class DecodePeers:
         with self._lines.changed:
             self._lines.by_peer[key] = line
             self._lines.changed.notify_all()
+        if self._closing.is_set():  # it came before the line was known
+            line.close()
         self._on_state(name, None)
         problem = line.serve(lambda frame: put(_event_of(key, line, frame)))
         with self._lines.changed:
@@ -219,7 +224,8 @@ class DecodePeers:
             self._lines.gone.append(key)
             self._lines.changed.notify_all()
         put(Left(peer=key, problem=problem))
-        self._on_state(name, problem)
+        if not self._closing.is_set():
+            self._on_state(name, problem)
 
 
 def listen_at(host: str, port: int) -> socket.socket:

@@ -29,7 +29,7 @@ def test_two_points_over_two_stages_of_two_ranks(
     assert run(["bench", str(manifest), *options, *layout, *more]) == 0, "the arms' answers differ"
     said = capsys.readouterr()
     report = json.loads(said.out)
-    assert said.err.count("SD805") == 1
+    assert said.err.count("SD805 warning") == 1
     assert "`step_samples` has no effect" in said.err
     spread = "2 stages of 2 ranks (draft over 2) (3+1 layers) in processes over gloo"
     assert report["settings"]["layout"].startswith(spread)

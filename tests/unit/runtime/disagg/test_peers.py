@@ -180,6 +180,16 @@ def test_a_decode_server_that_goes_is_noticed_at_once() -> None:
         assert ours.peers.states() == {}
 
 
+def test_a_prefill_server_that_ends_has_no_problem_with_those_it_leaves() -> None:
+    with prefill_side() as ours, decode_side(address(ours)) as theirs:
+        until(lambda: ready(theirs) and ready(ours))
+        ours.peers.close()
+        until(lambda: ours.has_event(Left) and len(theirs.problems) == 2)
+    until(lambda: not any(thread.name.startswith("peer-") for thread in threading.enumerate()))
+    assert ours.problems == [None]
+    assert [problem is None for problem in theirs.problems] == [True, False]
+
+
 def test_a_prefill_server_that_goes_has_its_requests_taken_over() -> None:
     with ExitStack() as stack:
         second = stack.enter_context(prefill_side())
