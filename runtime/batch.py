@@ -359,14 +359,14 @@ class PrefillDraft(Protocol):
     """A draft that takes the rows of a prefill in on the device (eager or captured)."""
 
     def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
-        """Take the rows of one request in as `observe` would.
+        """Take the rows of prompts in as `observe` would.
 
         What `observe` keeps on the host is done apart, when the host knows the request's token.
 
         Args:
-            slots_B: int64, the request's slot.
-            states: of the rows; those of another request than the first are padding, whose keys
-                and values go to block 0.
+            slots_B: int64, the requests' slots; the padding slot where there is no prompt.
+            states: of the rows; those of the last request are padding, whose keys and values go to
+                block 0.
 
         Sync: none.
         """

@@ -53,9 +53,10 @@ class FakeGraph:
         self.shapes: list[RoundShape] = []
         self.ready: set[RoundShape] = set()
         self.num_unread_at_launch: list[int] = []
-        self.prefills: list[tuple[PrefillShape, int, int]] = []  # shape, first position, rows
+        self.prefills: list[tuple[PrefillShape, int, int]] = []  # of a prompt: shape, start, rows
+        self.num_prefills = 0
         self.prefill_shapes = () if round_.prefill is None else round_.prefill.shapes
-        self._token: int | None = None
+        self._tokens: list[int] | None = None
         self._outcomes: list[list[list[int]] | None] = [None] * (SPLIT_BUFFER + 1)
         self.num_settled = 0
         self._chances: list[list[list[float]]] = [[]] * (SPLIT_BUFFER + 1)
@@ -93,22 +94,25 @@ class FakeGraph:
 
     def launch_prefill(self, shape: PrefillShape) -> None:
         assert shape in self.prefill_shapes
-        assert self._token is None, "a prefill was not read"
+        assert self._tokens is None, "a prefill was not read"
         prefill = self.round.prefill
         assert prefill is not None
-        _, start, num_rows = prefill.inputs_X[:3].tolist()
-        self.prefills.append((shape, start, num_rows))
+        scalars = prefill.inputs_X[: 4 * shape.num_places].view(4, -1)
+        for slot, start, num_rows, _ in scalars.T.tolist():
+            if slot != self.round.state.padding_slot:
+                self.prefills.append((shape, start, num_rows))
+        self.num_prefills += 1
         poison_padding(self.round)
         with contiguous_batches():
             self.round.run_prefill(shape)
-        self._token = int(prefill.output_B[0])
+        self._tokens = prefill.output_R[: shape.num_places].tolist()
         prefill.inputs_X.fill_(10**6)  # no later prefill may read them
-        prefill.output_B.fill_(-7)
+        prefill.output_R.fill_(-7)
 
-    def read_prefill(self) -> int:
-        token, self._token = self._token, None
-        assert token is not None, "a prefill was read twice"
-        return token
+    def read_prefill(self, num_prompts: int) -> list[int]:
+        tokens, self._tokens = self._tokens, None
+        assert tokens is not None, "a prefill was read twice"
+        return tokens[:num_prompts]
 
     def make_ready(self, shape: RoundShape) -> None:
         assert shape.is_split

@@ -59,7 +59,7 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
             kernels.write_kv,
             ngram.append_history,
             ngram.find_drafts,
-            prefill_rows.place_prompt,
+            prefill_rows.place_prompts,
             round.finish_round,
             round.prepare_round,
         ),

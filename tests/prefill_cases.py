@@ -52,12 +52,48 @@ def after_prefill(llm: LLM, request: RequestInput) -> tuple[tuple[int, ...], lis
     llm.engine.add_request(request)
     engine = llm.own_engine
     (delta,) = engine.step()
+    kept = left_by(llm, request)
+    assert llm.engine.abort(request.request_id)
+    llm.engine.check()
+    return delta.ids_target, kept
+
+
+def left_by(llm: LLM, request: RequestInput) -> list[torch.Tensor]:
+    """Return every bit that a prefill left for the rounds after it."""
+    engine = llm.own_engine
     found = engine.find(request.request_id)
     assert found is not None
     assert llm.caches is not None
     blocks, count = found.placed.table.blocks, len(request.prompt_ids_target)
     kept = [kv_rows(layer, blocks, count) for layer in llm.caches.pool.layers]
     kept += engine._proposer.export_slot(found.placed.slot).values()
-    assert llm.engine.abort(request.request_id)
-    llm.engine.check()
-    return delta.ids_target, kept
+    return kept
+
+
+def check_one_prefill(eager: LLM, device: LLM, lengths: Sequence[int]) -> None:
+    """Check that prompts which come at once leave what each of them leaves alone and eagerly."""
+    requests = [prefill_request(seed, length, max_tokens=30) for seed, length in enumerate(lengths)]
+    alone = [after_prefill(eager, request) for request in requests]
+    for request in requests:
+        device.engine.add_request(request)
+    got: dict[str, tuple[int, ...]] = {}
+    while len(got) < len(requests):
+        got |= {delta.request_id: delta.ids_target for delta in device.engine.step()}
+    for request, (ids, states) in zip(requests, alone, strict=True):
+        assert got[request.request_id][0] == ids[0]
+        found = left_by(device, request)
+        assert len(found) == len(states) > 0
+        for one, other in zip(found, states, strict=True):
+            assert torch.equal(one, other), f"prompt of {len(request.prompt_ids_target)}"
+    for request in requests:
+        device.engine.abort(request.request_id)
+    device.engine.check()
+
+
+def crowd(count: int) -> list[RequestInput]:
+    """Return prompts of several lengths, some with the same beginnings."""
+    shared = prompt_of(3, 32)
+    return [
+        prefill_request(i, 5 + 7 * i, prompt_ids_target=(*shared[: 16 * (i % 3)], *prompt_of(i, 9)))
+        for i in range(count)
+    ]

@@ -50,7 +50,7 @@ DEFAULT_MAX_NUM_WAITING = 1024
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_NGRAM = 4
 DEFAULT_GRAPHS: GraphsMode = "auto"
-DEFAULT_PREFILL_BUCKETS = (32, 64, 128, 256)
+DEFAULT_PREFILL_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 DEFAULT_LENGTH_MODE: LengthMode = "static"
 DEFAULT_RANK_TIMEOUT_S = 120.0
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 4096}
@@ -127,8 +127,8 @@ class RuntimeConfig:
         proposer: who makes drafts.
         max_ngram: longest suffix that the ngram proposer looks up.
         batch_buckets: batch sizes that have their own round shape.
-        prefill_buckets: row counts of prefills that are captured beside the rounds: the prompt of
-            one greedy request that fits, alone in its step; empty: every prefill is eager.
+        prefill_buckets: row counts of prefills that are captured beside the rounds: the prompts of
+            greedy requests that fit, alone in their step; empty: every prefill is eager.
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
         graphs: `auto` captures whole rounds and short prefills as CUDA graphs where device and
             proposer allow it, `rounds` the rounds only, `off` runs everything kernel by kernel; the

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
 from runtime.graphs.capture import GraphReport, GraphSet
-from runtime.graphs.prefill import PrefillShape, PrefillState
+from runtime.graphs.prefill import PrefillShape, PrefillState, group_end
 from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_buckets
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundState
@@ -70,8 +70,9 @@ def captured_contexts(config: RuntimeConfig) -> tuple[int, ...]:
 
 
 def captured_prefill_rows(config: RuntimeConfig) -> tuple[int, ...]:
-    """Return the row counts of prefills that have graphs: up to the one that holds any prompt."""
-    most = min(config.prefill_chunk_size, config.max_num_batched_tokens, config.max_model_len)
+    """Return the row counts of prefills that have graphs: up to the one that holds any step's."""
+    longest = group_end(min(config.prefill_chunk_size, config.max_model_len))
+    most = min(config.max_num_batched_tokens, longest * config.max_num_requests)
     buckets = sorted(set(config.prefill_buckets))
     return tuple(rows for i, rows in enumerate(buckets) if i == 0 or buckets[i - 1] < most)
 
@@ -83,7 +84,12 @@ def _prefill_state(
     row_counts, contexts = captured_prefill_rows(config), context_buckets(config.max_model_len)
     if not row_counts or not isinstance(proposer, PrefillProposer):
         return None
-    return PrefillState(state, row_counts=row_counts, contexts=(contexts[0], contexts[-1]))
+    return PrefillState(
+        state,
+        row_counts=row_counts,
+        contexts=(contexts[0], contexts[-1]),
+        max_num_prompts=config.max_num_requests,
+    )
 
 
 def make_device_rounds(

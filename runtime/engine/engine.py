@@ -157,7 +157,7 @@ class Engine:
             return False
         if self._pipeline is not None:
             self._pipeline.settle()  # the writer of its blocks is no work of this device
-            self._pipeline.expect(request)
+            self._pipeline.expect([request])
         self._requests[request.request_id] = request
         return True
 

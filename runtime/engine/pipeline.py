@@ -104,13 +104,15 @@ class Pipeline:
         self._is_written = False  # device state of all lanes is current
         self._rows: dict[int, tuple[Placement, int]] = {}  # slot -> whose row, blocks in it
 
-    def expect(self, request: Request) -> None:
-        """Write what is known of a request that waits for KV: all but its first token.
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Write what is known of requests that wait for KV: all but their first tokens.
 
         Sync: none.
         """
-        if round_kind([request.params]) is not None:
-            self._state.write_requests([slot_row(request)])
+        known = [request for request in requests if round_kind([request.params]) is not None]
+        if known:
+            self._state.write_requests([slot_row(request) for request in known])
+        for request in known:
             self._rows[request.placed.slot] = (request.placed, len(request.placed.table.blocks))
 
     def settle(self) -> None:

@@ -1,10 +1,9 @@
-"""Whether prompts that came at once are prefilled in turn by graphs or together, kernel by kernel.
+"""Whether prompts that came at once are prefilled by graphs or by one forward, kernel by kernel.
 
-A graph of one prompt costs no launches, but reads every weight for that prompt alone; an eager
-forward of all prompts reads them once and costs its launches, whatever its rows. Which is less
-follows the model and the machine, so both are measured when an engine starts. For SmolLM2-135M on
-an H200 a graph took 1.4 ms and a joint forward 14 to 20: ten prompts go in turn. Of an 8B shape a
-graph of 128 rows takes 12 and eight prompts together 33: three do not.
+A graph costs no launches, but computes all of its rows; an eager forward of all prompts costs its
+launches, whatever its rows. Which is less follows the model and the machine, so both are measured
+when an engine starts. For SmolLM2-135M on an H200 a graph of one short prompt took 1.4 ms and a
+joint forward 14 to 20.
 """
 
 from __future__ import annotations
@@ -15,7 +14,22 @@ from dataclasses import dataclass
 from runtime.graphs.prefill import PrefillShape
 
 MOST_IN_TURN = 4
-"""Prompts that go in turn at most where nothing was measured."""
+"""Graphs of one step at most where nothing was measured."""
+_LAUNCH_ROWS = 64
+"""Rows that a graph costs besides its own where nothing was measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillGroup:
+    """Prompts that run as one graph.
+
+    Args:
+        shape: of the graph.
+        num_prompts: the next ones in order, one or more.
+    """
+
+    shape: PrefillShape
+    num_prompts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +37,7 @@ class PrefillCosts:
     """Seconds of prefills, measured.
 
     Args:
-        graph_s: of one prompt as a graph, by its size.
+        graph_s: of a graph, by its size.
         eager_s: (rows, seconds) of eager forwards of several prompts, rows ascending, one or more.
     """
 
@@ -41,22 +55,57 @@ class PrefillCosts:
             before, seconds = rows, later
         return seconds * num_rows / before
 
-    def is_in_turn(self, shapes: Sequence[PrefillShape | None], num_rows: Sequence[int]) -> bool:
-        """Return whether prompts cost less in turn.
+    def is_cheaper(self, groups: Sequence[PrefillGroup], num_rows: Sequence[int]) -> bool:
+        """Return whether prompts cost less by graphs.
 
         Args:
-            shapes: of each prompt; None: no graph runs it, so it is left for an eager forward.
+            groups: of the first ones; the others are left for an eager forward.
             num_rows: of each prompt.
         """
-        in_turn_s, num_left = 0.0, 0
-        for shape, rows in zip(shapes, num_rows, strict=True):
-            if shape is None:
-                num_left += rows
-            else:
-                in_turn_s += self.graph_s[shape]
+        seconds = sum(self.graph_s[group.shape] for group in groups)
+        num_left = sum(num_rows[sum(group.num_prompts for group in groups) :])
         if num_left:
-            in_turn_s += self.joint_s(num_left)
-        return in_turn_s <= self.joint_s(sum(num_rows))
+            seconds += self.joint_s(num_left)
+        return seconds <= self.joint_s(sum(num_rows))
+
+
+def graph_groups(
+    shapes: Sequence[PrefillShape],
+    prompts: Sequence[tuple[int, int]],
+    costs: PrefillCosts | None = None,
+) -> tuple[PrefillGroup, ...]:
+    """Divide prompts among graphs, in order, up to the first one that none holds.
+
+    Each graph is the one that costs least for a row of a prompt.
+
+    Args:
+        shapes: that are captured.
+        prompts: (rows, last position + 1) of each.
+        costs: of the graphs; None: they cost their rows and a little more.
+    """
+    groups: list[PrefillGroup] = []
+    left = list(prompts)
+    while left:
+        num_rows, ends = zip(*left, strict=True)
+        found = [
+            PrefillGroup(shape=shape, num_prompts=count)
+            for shape in shapes
+            if (count := shape.num_fitting(num_rows, ends))
+        ]
+        if not found:
+            break
+        groups.append(min(found, key=lambda group: _row_cost(group, num_rows, costs)))
+        del left[: groups[-1].num_prompts]
+    return tuple(groups)
+
+
+def _row_cost(
+    group: PrefillGroup, num_rows: Sequence[int], costs: PrefillCosts | None
+) -> tuple[float, int]:
+    """Return what a row of the group's prompts costs; of equal ones the smaller context is less."""
+    shape = group.shape
+    whole = shape.num_rows + _LAUNCH_ROWS if costs is None else costs.graph_s[shape]
+    return whole / sum(num_rows[: group.num_prompts]), shape.context
 
 
 def measured_costs(

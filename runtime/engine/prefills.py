@@ -1,23 +1,29 @@
-"""Prefills of one request that run on the device as rounds do, without host reads in between.
+"""Prefills that run on the device as rounds do, without host reads in between.
 
-A step whose prefills cost less in turn (`runtime.engine.prefill_costs`) runs the first one alone if
-it is in reach of the captured sizes: the others and the requests that decode wait for the next
-steps. Whatever does not fit (many prompts at once, a chunk that is not the last one, options that
-need more than the argmax) stays on the eager path, with the same bits.
+A step whose prompts cost less by graphs (`runtime.engine.prefill_costs`) runs the first ones that a
+captured size holds; the others and the requests that decode wait for the next steps. Whatever does
+not fit (a chunk that is not the last one, options that need more than the argmax) stays on the
+eager path, with the same bits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from runtime.engine.device_rounds import DeviceRounds
 from runtime.engine.pipeline import Pipeline
-from runtime.engine.prefill_costs import MOST_IN_TURN, PrefillCosts
+from runtime.engine.prefill_costs import (
+    MOST_IN_TURN,
+    PrefillCosts,
+    PrefillGroup,
+    graph_groups,
+)
 from runtime.engine.prepare import RowSpan, StepRows
 from runtime.engine.request import Request
 from runtime.engine.round import Round, StartedRound, under_way
 from runtime.engine.scheduler import Plan, PrefillWork
-from runtime.graphs.prefill import PrefillInput, PrefillShape, PrefillState
+from runtime.graphs.prefill import PrefillInput, PrefillState, group_end
 from runtime.graphs.round import RoundRunner
 from runtime.spec.types import PrefillProposer, RoundResult
 
@@ -31,7 +37,7 @@ class DevicePrefills:
         state: PrefillState,
         proposer: PrefillProposer,
         costs: PrefillCosts | None,
-        expect: Callable[[Request], None],
+        expect: Callable[[Sequence[Request]], None],
     ) -> None:
         """Start with nothing under way.
 
@@ -40,7 +46,7 @@ class DevicePrefills:
             state: what they read and write.
             proposer: the engine's own.
             costs: what decides how prompts of one step run; None: their number does.
-            expect: told of the request of a prefill once that was launched.
+            expect: told of the requests of a prefill once that was launched.
         """
         self._expect = expect
         self._runner = runner
@@ -49,31 +55,34 @@ class DevicePrefills:
         self._costs = costs
 
     def start(self, plan: Plan) -> StartedRound | None:
-        """Launch the first prefill of a plan; None: the plan is the eager path's.
+        """Launch a prefill of the first prompts of a plan; None: the plan is the eager path's.
 
         Sync: none.
         """
-        if not plan.prefills:
+        chosen = self._chosen(plan.prefills)
+        if chosen is None:
             return None
-        work = plan.prefills[0]
-        shape = self._shape(work)
-        if shape is None or not self._is_in_turn(plan.prefills):
-            return None
-        request, end = work.request, work.start + work.num_rows
+        works = plan.prefills[: chosen.num_prompts]
+        requests = tuple(work.request for work in works)
+        others = [work.request for work in plan.decodes]
+        others += [work.request for work in plan.prefills[chosen.num_prompts :]]
         self._state.write(
-            PrefillInput(
-                slot=request.placed.slot,
-                start=work.start,
-                ids_target=request.ids_target[work.start : end],
-                blocks=request.placed.table.blocks,
-            )
+            chosen.shape,
+            [
+                PrefillInput(
+                    slot=work.request.placed.slot,
+                    start=work.start,
+                    ids_target=work.request.ids_target[work.start : work.start + work.num_rows],
+                    blocks=work.request.placed.table.blocks,
+                )
+                for work in works
+            ],
         )
-        self._runner.launch_prefill(shape)
-        self._expect(request)
-        span = RowSpan(request=request, first_row=0, start=work.start, num_rows=work.num_rows)
+        self._runner.launch_prefill(chosen.shape)
+        self._expect(requests)
         return under_way(
-            plan.without(tuple(other for other in plan.requests if other is not request)),
-            StepRows(spans=(span,), yielding=(request,), decoding=()),
+            plan.without(tuple(others)),
+            StepRows(spans=_spans(works), yielding=requests, decoding=()),
         )
 
     def finish(self, started: StartedRound) -> Round:
@@ -83,36 +92,47 @@ class DevicePrefills:
         """
         for placed in started.placements:
             placed.is_under_way = False
+        tokens = self._runner.read_prefill(len(started.rows.yielding))
         return Round(
             rows=started.rows,
             result=RoundResult(
-                committed=((self._runner.read_prefill(),),),
-                num_drafts=(0,),
-                num_accepted_drafts=(0,),
+                committed=tuple((token,) for token in tokens),
+                num_drafts=(0,) * len(tokens),
+                num_accepted_drafts=(0,) * len(tokens),
             ),
             draft=self._proposer,
         )
 
-    def _is_in_turn(self, works: Sequence[PrefillWork]) -> bool:
-        """Return whether the prompts of a step go one after the other."""
-        if self._costs is None:
-            return len(works) <= MOST_IN_TURN
-        return self._costs.is_in_turn(
-            [self._shape(work) for work in works], [work.num_rows for work in works]
-        )
-
-    def _shape(self, work: PrefillWork) -> PrefillShape | None:
-        """Return the smallest size that holds the rows; None where none does."""
-        request = work.request
-        is_plain = request.masks is None and request.params.device_kind == "greedy"
-        if not is_plain or not work.is_last:
+    def _chosen(self, works: Sequence[PrefillWork]) -> PrefillGroup | None:
+        """Return how the first of these prompts run as a graph; None where all run eagerly."""
+        able = tuple(itertools.takewhile(_may_run, works))
+        prompts = [(work.num_rows, work.start + work.num_rows) for work in able]
+        groups = graph_groups(self._runner.prefill_shapes, prompts, self._costs)
+        if not groups:
             return None
-        fitting = (
-            shape
-            for shape in self._runner.prefill_shapes
-            if shape.num_rows >= work.num_rows and shape.context >= work.start + work.num_rows
+        if self._costs is None:
+            all_run = sum(group.num_prompts for group in groups) == len(works)
+            return groups[0] if all_run and len(groups) <= MOST_IN_TURN else None
+        is_cheaper = self._costs.is_cheaper(groups, [work.num_rows for work in works])
+        return groups[0] if is_cheaper else None
+
+
+def _may_run(work: PrefillWork) -> bool:
+    """Whether a graph can run a prompt that it holds."""
+    request = work.request
+    return work.is_last and request.masks is None and request.params.device_kind == "greedy"
+
+
+def _spans(works: Sequence[PrefillWork]) -> tuple[RowSpan, ...]:
+    """Return the rows of each prompt, as they lie in a prefill."""
+    spans: list[RowSpan] = []
+    row = 0
+    for work in works:
+        spans.append(
+            RowSpan(request=work.request, first_row=row, start=work.start, num_rows=work.num_rows)
         )
-        return min(fitting, key=lambda shape: (shape.num_rows, shape.context), default=None)
+        row = group_end(row + work.num_rows)
+    return tuple(spans)
 
 
 def make_prefills(

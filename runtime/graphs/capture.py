@@ -99,8 +99,9 @@ class GraphSet:
         self._output_BX = round_.state.output_BX
         self._split = round_.split
         self._prefill = round_.prefill
-        self._pinned_token = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-        self._token_event = _event()
+        num_places = 0 if self._prefill is None else self._prefill.output_R.shape[0]
+        self._pinned_tokens = torch.zeros(num_places, dtype=torch.int64, pin_memory=True)
+        self._tokens_event = _event()
         num_buffers = NUM_BUFFERS if self._split is None else SPLIT_BUFFER + 1
         self._pinned: tuple[torch.Tensor, ...] = tuple(
             torch.zeros(self._output_BX.shape, dtype=torch.int64, pin_memory=True)
@@ -151,16 +152,17 @@ class GraphSet:
         return tuple(self._prefills)
 
     def launch_prefill(self, shape: PrefillShape) -> None:
-        """Replay a prefill and copy its token to the host; see `RoundRunner`."""
+        """Replay a prefill and copy its tokens to the host; see `RoundRunner`."""
         assert self._prefill is not None, "a prefill has a state of its own"
         self._prefills[shape].replay()
-        self._pinned_token.copy_(self._prefill.output_B, non_blocking=True)
-        self._token_event.record(torch.cuda.current_stream(self._output_BX.device))
+        self._pinned_tokens.copy_(self._prefill.output_R, non_blocking=True)
+        self._tokens_event.record(torch.cuda.current_stream(self._output_BX.device))
 
-    def read_prefill(self) -> int:
-        """Wait for the prefill's token; see `RoundRunner`."""
-        self._token_event.synchronize()
-        return int(self._pinned_token[0])
+    def read_prefill(self, num_prompts: int) -> list[int]:
+        """Wait for the prefill's tokens; see `RoundRunner`."""
+        self._tokens_event.synchronize()
+        tokens: list[int] = self._pinned_tokens[:num_prompts].tolist()
+        return tokens
 
     def _skipped_prefill_rows(self) -> tuple[int, ...]:
         if self._prefill is None:

@@ -1,12 +1,14 @@
-"""The prompt of one request as rows of a fixed number: what a captured prefill reads and leaves.
+"""Prompts as rows of a fixed number: what a captured prefill reads and leaves.
 
-The rows that are left of a prompt are padded to a bucket. Padding rows repeat the last real one
-(same token, same position), belong to a request of their own whose blocks are all block 0, and
-write there; nobody reads what they yield. How many rows are real is a number on the device, so one
-graph serves every prompt that fits. Every tensor is allocated once: graphs keep their addresses.
+Prompts lie one after the other, each from a group of rows on: the rows of a group share attention
+programs and are one request's. What is left of a group and of a bucket is padding: rows of a
+request of its own whose blocks are all block 0, which write there; nobody reads what they yield. A
+place without a prompt is the padding slot's. How many rows are real is a number on the device, so
+one graph serves every number of prompts that fit. Every tensor is allocated once: graphs keep
+their addresses.
 
-Legend: N rows of a bucket, T blocks of the longest request, B = 1 request, U row tiles,
-X numbers that the host hands in: slot, first position, real rows, T blocks, N token ids.
+Legend: N rows of a bucket, R places for prompts, T blocks of the longest request, U groups of
+rows, X numbers that the host hands in.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import torch
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.graphs.state import RoundState
-from runtime.kernels.prefill_rows import NUM_SCALARS, place_prompt
+from runtime.kernels.prefill_rows import PromptRoom, place_prompts
+
+MOST_PLACES = 32
+"""Prompts of a captured prefill at most: each costs a row of the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +33,27 @@ class PrefillShape:
     Args:
         num_rows: rows, padding included.
         context: bound of every position + 1.
+        num_places: prompts at most.
     """
 
     num_rows: int
     context: int
+    num_places: int = 1
+
+    def num_fitting(self, num_rows: Sequence[int], ends: Sequence[int]) -> int:
+        """Return how many of the first prompts fit.
+
+        Args:
+            num_rows: of each prompt.
+            ends: its last position + 1.
+        """
+        count = row = 0
+        for rows, end in zip(num_rows[: self.num_places], ends, strict=False):
+            if row + rows > self.num_rows or end > self.context:
+                break
+            count += 1
+            row = group_end(row + rows)
+        return count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,79 +78,117 @@ class PrefillRows:
     """The rows of a prefill on the device.
 
     Args:
-        batch: all of them, padding behind the real ones.
-        slots_B: int64, the request's slot.
-        last_rows_B: int64, the last real row.
+        batch: all of them, padding included.
+        slots_R: int64, the slots of the prompts.
+        last_rows_R: int64, the last real row of each.
         known_next_ids_N: int64 target ids, the token after each row; not known of the last real
-            row, any of padding.
+            rows, any of padding.
     """
 
     batch: PreparedBatch
-    slots_B: torch.Tensor
-    last_rows_B: torch.Tensor
+    slots_R: torch.Tensor
+    last_rows_R: torch.Tensor
     known_next_ids_N: torch.Tensor
 
-    def next_ids(self, chosen_B: torch.Tensor) -> torch.Tensor:
-        """Return int64 [N], the token after each row, `chosen_B` after the last real one.
+    def next_ids(self, chosen_R: torch.Tensor) -> torch.Tensor:
+        """Return int64 [N], the token after each row, `chosen_R` after the last real ones.
 
         They are written where the known ones are.
         """
-        return self.known_next_ids_N.index_copy_(0, self.last_rows_B, chosen_B)
+        return self.known_next_ids_N.index_copy_(0, self.last_rows_R, chosen_R)
 
 
 class PrefillState:
-    """Device tensors of the request that is prefilled.
+    """Device tensors of the prompts that are prefilled.
 
     Attributes:
         shapes: that are captured, the largest first.
         inputs_X: int64 input.
-        output_B: int64 output, the token that the prompt yields.
+        output_R: int64 output, the token that each prompt yields.
     """
 
     def __init__(
-        self, state: RoundState, *, row_counts: Sequence[int], contexts: Sequence[int]
+        self,
+        state: RoundState,
+        *,
+        row_counts: Sequence[int],
+        contexts: Sequence[int],
+        max_num_prompts: int,
     ) -> None:
-        """Allocate everything; the next prefill is one row of padding.
+        """Allocate everything; what the next prefill reads is to be written first.
 
         Args:
             state: of all slots.
             row_counts: buckets, one or more.
             contexts: bounds of positions that have shapes of their own.
+            max_num_prompts: of a prefill.
         """
-        most, device = max(row_counts), state.device
+        most, device = min(max_num_prompts, MOST_PLACES), state.device
         self.shapes = tuple(
-            PrefillShape(num_rows=num_rows, context=context)
+            PrefillShape(
+                num_rows=num_rows,
+                context=context,
+                num_places=max(1, min(most, num_rows // ROW_TILE_ROWS)),
+            )
             for num_rows in sorted(set(row_counts), reverse=True)
             for context in sorted(set(contexts), reverse=True)
         )
         self._state = state
-        self._num_blocks = state.block_tables_ST.shape[1]
+        rooms = [self._room(shape) for shape in self.shapes]
         self.inputs_X = torch.zeros(
-            NUM_SCALARS + self._num_blocks + most, dtype=torch.int64, device=device
+            max(room.num_inputs for room in rooms), dtype=torch.int64, device=device
         )
-        self.output_B = torch.zeros(1, dtype=torch.int64, device=device)
+        self.output_R = torch.zeros(
+            max(room.num_places for room in rooms), dtype=torch.int64, device=device
+        )
         self._tiles = {
             num_rows: torch.tensor(_tiles(num_rows), dtype=torch.int32, device=device)
             for num_rows in row_counts
         }
-        self.write_padding(1)
 
-    def write_padding(self, num_rows: int) -> None:
-        """Choose a prefill of the padding slot: it alters nothing real.
-
-        Sync: none.
-        """
-        ids = (0,) * num_rows
-        padding = PrefillInput(slot=self._state.padding_slot, start=0, ids_target=ids, blocks=())
-        self.write(padding)
-
-    def write(self, given: PrefillInput) -> None:
-        """Choose what the next prefill computes.
+    def write_padding(self, shape: PrefillShape) -> None:
+        """Choose a prefill of the padding slot, as full as can be: it alters nothing real.
 
         Sync: none.
         """
-        table = [*given.blocks, *[0] * (self._num_blocks - len(given.blocks))]
-        values = [given.slot, given.start, len(given.ids_target), *table, *given.ids_target]
+        size = min(shape.num_rows // shape.num_places, shape.context)
+        if shape.num_places > 1:
+            size = size // ROW_TILE_ROWS * ROW_TILE_ROWS or size
+        padding = PrefillInput(
+            slot=self._state.padding_slot, start=0, ids_target=(0,) * size, blocks=()
+        )
+        self.write(shape, [padding] * shape.num_places)
+
+    def write(self, shape: PrefillShape, prompts: Sequence[PrefillInput]) -> None:
+        """Choose what the next prefill computes, which is of this shape.
+
+        Args:
+            shape: holds the prompts, see `PrefillShape.num_fitting`.
+            prompts: one or more.
+
+        Sync: none.
+        """
+        room = self._room(shape)
+        num_empty = shape.num_places - len(prompts)
+        firsts: list[int] = []
+        ids: list[int] = []
+        for prompt in prompts:
+            ids += [0] * (group_end(len(ids)) - len(ids))
+            firsts.append(len(ids))
+            ids += prompt.ids_target
+        assert num_empty >= 0, "a prefill has a place for each prompt"
+        assert len(ids) <= shape.num_rows, "a prefill has rows for all prompts"
+        values = [
+            *[prompt.slot for prompt in prompts], *[self._state.padding_slot] * num_empty,
+            *[prompt.start for prompt in prompts], *[0] * num_empty,
+            *[len(prompt.ids_target) for prompt in prompts], *[0] * num_empty,
+            *firsts, *[shape.num_rows] * num_empty,
+        ]  # fmt: skip
+        for prompt in prompts:
+            blocks = prompt.blocks[: room.num_blocks]
+            values += [*blocks, *[0] * (room.num_blocks - len(blocks))]
+        values += [0] * (room.num_blocks * num_empty)
+        values += ids
         self.inputs_X[: len(values)].copy_(torch.tensor(values), non_blocking=True)
 
     def rows(self, shape: PrefillShape) -> PrefillRows:
@@ -136,30 +196,37 @@ class PrefillState:
 
         Sync: none.
         """
-        size = self._state.kv_block_size
-        placed = place_prompt(
-            self.inputs_X,
-            num_rows=shape.num_rows,
-            num_blocks=-(-shape.context // size),
-            first_id=NUM_SCALARS + self._num_blocks,
-            kv_block_size=size,
-        )
+        placed = place_prompts(self.inputs_X, self._room(shape), group_rows=ROW_TILE_ROWS)
         batch = PreparedBatch(
             ids_target_N=placed.ids_target_N,
             positions_N=placed.positions_N,
             slots_N=placed.kv_slots_N,
             row_request_N=placed.row_request_N,
-            block_tables_BT=placed.block_tables_2T,
+            block_tables_BT=placed.block_tables_QT,
             max_length=shape.context,
             tiles_U2=self._tiles[shape.num_rows],
             arrivals_X=self._state.arrivals_X,
         )
         return PrefillRows(
             batch=batch,
-            slots_B=self.inputs_X[:1],
-            last_rows_B=placed.last_row_1,
+            slots_R=self.inputs_X[: shape.num_places],
+            last_rows_R=placed.last_rows_R,
             known_next_ids_N=placed.next_ids_target_N,
         )
+
+    def _room(self, shape: PrefillShape) -> PromptRoom:
+        size = self._state.kv_block_size
+        return PromptRoom(
+            num_rows=shape.num_rows,
+            num_places=shape.num_places,
+            num_blocks=-(-shape.context // size),
+            kv_block_size=size,
+        )
+
+
+def group_end(row: int) -> int:
+    """Return the first row of a group at or behind `row`."""
+    return -(-row // ROW_TILE_ROWS) * ROW_TILE_ROWS
 
 
 def _tiles(num_rows: int) -> list[tuple[int, int]]:

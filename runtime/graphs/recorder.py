@@ -56,7 +56,7 @@ class Recorder:
             )
             prefills = capture_what_fits(
                 prefill_shapes,
-                lambda shape: self._record(self._round.run_prefill, shape),
+                self._record_prefill,
                 size=lambda shape: shape.num_rows,
                 on_full=torch.cuda.empty_cache,
             )
@@ -76,6 +76,11 @@ class Recorder:
 
     def _record_round(self, shape: RoundShape) -> tuple[torch.cuda.CUDAGraph, ...]:
         return tuple(self._record(half, shape) for half in self._halves(shape))
+
+    def _record_prefill(self, shape: PrefillShape) -> torch.cuda.CUDAGraph:
+        assert self._round.prefill is not None, "a prefill has a state of its own"
+        self._round.prefill.write_padding(shape)
+        return self._record(self._round.run_prefill, shape)
 
     def _halves(self, shape: RoundShape) -> tuple[Callable[[RoundShape], None], ...]:
         has_first_half = shape.is_split and shape.num_drafts > 0
@@ -120,11 +125,11 @@ def prefill_seconds(
     graphs: Mapping[PrefillShape, torch.cuda.CUDAGraph],
     device: torch.device,
 ) -> dict[PrefillShape, float]:
-    """Return the seconds of each prefill, all of its rows real ones of the padding slot."""
+    """Return the seconds of each prefill, its rows real ones of the padding slot."""
     seconds: dict[PrefillShape, float] = {}
     for shape, graph in graphs.items():
         assert prefill is not None, "a prefill has a state of its own"
-        prefill.write_padding(min(shape.num_rows, shape.context))
+        prefill.write_padding(shape)
         graph.replay()
         start, end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -135,7 +140,6 @@ def prefill_seconds(
         end.record()
         torch.cuda.synchronize(device)
         seconds[shape] = start.elapsed_time(end) / 1e3
-        prefill.write_padding(1)
     return seconds
 
 

@@ -79,7 +79,7 @@ class DeviceRound:
         draft: who drafts.
         state: what rounds read and write.
         split: what rounds of requests with a grammar read and write besides; None: there are none.
-        prefill: what prefills of one greedy request read and write; None: there are none.
+        prefill: what prefills of greedy requests read and write; None: there are none.
         forced: in a benchmark of forced lengths, with dense rounds; None: the target decides.
     """
 
@@ -139,7 +139,7 @@ class DeviceRound:
         self.split.keep(shape, requests)
 
     def run_prefill(self, shape: PrefillShape) -> None:
-        """Run the rows of the request that was written to `prefill`; its token is in the output.
+        """Run the rows of the prompts that were written to `prefill`; the output has their tokens.
 
         The draft takes the rows in, too, so a round may follow.
 
@@ -150,19 +150,19 @@ class DeviceRound:
         assert isinstance(self.draft, PrefillDraft), "the draft takes rows in on the device"
         rows = self.prefill.rows(shape)
         output = self.target.forward(rows.batch, self.target_kv, self.draft.aux_layer_ids)
-        last_rows = self.target.final_stream(output.hidden_ND, rows.last_rows_B)
-        chosen_B = self.target.greedy_ids(last_rows)
+        last_rows = self.target.final_stream(output.hidden_ND, rows.last_rows_R)
+        chosen_R = self.target.greedy_ids(last_rows)
         self.draft.observe_prefill(
-            rows.slots_B,
+            rows.slots_R,
             RoundStates(
                 batch=rows.batch,
-                next_ids_target_N=rows.next_ids(chosen_B),
+                next_ids_target_N=rows.next_ids(chosen_R),
                 aux_hidden_NA=output.aux_hidden_NA,
                 final_hidden_ND=self._final_states(output.hidden_ND),
-                last_rows_B=rows.last_rows_B,
+                last_rows_B=rows.last_rows_R,
             ),
         )
-        self.prefill.output_B.copy_(chosen_B)
+        self.prefill.output_R[: shape.num_places].copy_(chosen_R)
 
     def _final_states(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
         """Return the final-normed states where the draft needs them."""
@@ -338,13 +338,13 @@ class RoundRunner(Protocol):
 
     @property
     def prefill_shapes(self) -> Sequence[PrefillShape]:
-        """Prefills of one request that it runs."""
+        """Prefills that it runs."""
 
     def launch_prefill(self, shape: PrefillShape) -> None:
         """Start the prefill that was written, after all work launched before it."""
 
-    def read_prefill(self) -> int:
-        """Wait for the prefill that was launched and return the target id that it yields."""
+    def read_prefill(self, num_prompts: int) -> list[int]:
+        """Wait for the prefill that was launched and return the target id of each prompt."""
 
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
         """Return, after `read` and before the next launch into the buffer, the draft's chances.

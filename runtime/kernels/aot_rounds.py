@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.batch import ROW_TILE_ROWS
 from runtime.config.values import DEFAULT_MAX_NGRAM
 from runtime.kernels.aot_cases import KernelCase
 from runtime.kernels.cuda import accept, head, ngram, prefill_rows, row_copies
 from runtime.kernels.cuda import round as round_ends
+from runtime.kernels.prefill_rows import PromptRoom
 
 _NUM_DRAFTS = 8
 _WIDTH = _NUM_DRAFTS + 1
 _HIDDEN = 576
 _NUM_STATES = 3
 _NUM_IDS = 8192
+_PROMPTS = PromptRoom(num_rows=4096, num_places=32, num_blocks=512, kv_block_size=16)
 
 
 def round_cases(arch: int) -> tuple[KernelCase, ...]:
@@ -32,8 +35,8 @@ def round_cases(arch: int) -> tuple[KernelCase, ...]:
         ),
         _case(round_ends.finish_round_kernel, {**round_ends.finish_constants(_WIDTH), **overlap}),
         _case(
-            prefill_rows.place_prompt_kernel,
-            {**prefill_rows.place_constants(16), **overlap},
+            prefill_rows.place_prompts_kernel,
+            {**prefill_rows.place_constants(_PROMPTS, ROW_TILE_ROWS), **overlap},
             num_warps=4,
         ),
         *(

@@ -74,14 +74,14 @@ class Poisoned:
         prefill = self.round.prefill
         assert prefill is not None
         poison_padding(self.round)
-        prefill.output_B.fill_(-7)
+        prefill.output_R.fill_(-7)
         self.graphs.launch_prefill(shape)
         prefill.inputs_X.fill_(0)  # no later replay may read what this one was given
 
-    def read_prefill(self) -> int:
-        token = self.graphs.read_prefill()
-        self.graphs._pinned_token.fill_(-9)
-        return token
+    def read_prefill(self, num_prompts: int) -> list[int]:
+        tokens = self.graphs.read_prefill(num_prompts)
+        self.graphs._pinned_tokens.fill_(-9)
+        return tokens
 
     def settle(self) -> None:
         self.graphs.settle()

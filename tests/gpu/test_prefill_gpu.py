@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from runtime.config import Overrides, RuntimeConfig
+from runtime.config.values import DEFAULT_PREFILL_BUCKETS
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.graphs.capture import GraphSet
@@ -23,6 +24,8 @@ from tests.fake_graph import ids_of, make_llm, poison_padding
 from tests.prefill_cases import (
     KINDS,
     after_prefill,
+    check_one_prefill,
+    crowd,
     one_by_one,
     prefill_request,
     prefill_world,
@@ -62,31 +65,30 @@ class PoisonedPrefills(GraphSet):
         prefill = self.round.prefill
         assert prefill is not None
         poison_padding(self.round)
-        prefill.output_B.fill_(-7)
+        prefill.output_R.fill_(-7)
         super().launch_prefill(shape)
         prefill.inputs_X.fill_(10**9)
 
-    def read_prefill(self) -> int:
-        token = super().read_prefill()
-        self._pinned_token.fill_(-9)
-        return token
+    def read_prefill(self, num_prompts: int) -> list[int]:
+        tokens = super().read_prefill(num_prompts)
+        self._pinned_tokens.fill_(-9)
+        return tokens
 
 
 def _request(length: int, **fields: object) -> RequestInput:
     return prefill_request(length, length, **({"max_tokens": 24} | fields))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
-    made = prefill_world(tmp_path, kind)
+def _pair(folder: Path, kind: str, **settings: object) -> tuple[LLM, LLM, PoisonedPrefills]:
+    """Return an engine with eager prefills and one with captured ones."""
+    made = prefill_world(folder, kind)
     world = replace(made, models=load_tiny(made.manifest, device=CUDA, dtype=torch.bfloat16))
     settings = {
         "proposer": kind,
         "num_speculative_tokens": 0 if kind == "none" else 3,
-        "max_num_requests": 2,
         "max_model_len": 512,
         "prefill_chunk_size": 64,
-        "prefill_buckets": BUCKETS,
+        **settings,
     }
     runners: list[PoisonedPrefills] = []
 
@@ -97,6 +99,12 @@ def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
     eager, _ = make_llm(world, is_eager=True, **(settings | {"graphs": "off"}))
     captured, _ = make_llm(world, make_runner=make_runner, **settings)
     (runner,) = runners
+    return eager, captured, runner
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
+    eager, captured, runner = _pair(tmp_path, kind, max_num_requests=2, prefill_buckets=BUCKETS)
     assert len(runner.prefill_shapes) == 2 * len(BUCKETS)
     for length in LENGTHS:
         request = _request(length)
@@ -120,13 +128,26 @@ def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
     captured.engine.check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_prefills_of_several_prompts(tmp_path: Path, kind: str) -> None:
+    eager, captured, runner = _pair(
+        tmp_path, kind, max_num_requests=12, prefill_buckets=(24, 96, 512)
+    )
+    for lengths in ((1, 1), (7, 33, 17, 1, 24), (64,) * 8, (3, 64, 40, 16, 1, 50, 33, 31)):
+        check_one_prefill(eager, captured, lengths)
+    assert len(runner.prefills) == 4
+    requests = crowd(24)
+    assert ids_of(captured.generate(requests)) == ids_of(eager.generate(requests))
+    assert captured.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
+
+
 @pytest.mark.parametrize("proposer", ["none", "eagle3"])
 def test_smollm2_with_and_without_captured_prefills(tmp_path: Path, proposer: str) -> None:
     """Equal answers; tells the time to the first token of a prompt, and what capturing took."""
     manifest = real_model.write_manifest(tmp_path)
     prompts, _ = real_model.first_eight()
     answers = []
-    for buckets in ((), (32, 64, 128, 256)):
+    for buckets in ((), DEFAULT_PREFILL_BUCKETS):
         llm = LLM.from_manifest(
             manifest,
             Overrides(

@@ -7,14 +7,14 @@ import os
 import pytest
 import torch
 
-from runtime.kernels.cuda.prefill_rows import launch_place_prompt
+from runtime.kernels.cuda.prefill_rows import launch_place_prompts
 from runtime.kernels.cuda.round import launch_finish_round, launch_prepare_round
 from runtime.kernels.cuda.row_copies import (
     launch_keep_rows,
     launch_side_by_side,
     launch_take_rows,
 )
-from runtime.kernels.prefill_rows import place_prompt_twin
+from runtime.kernels.prefill_rows import PromptRoom, place_prompts_twin
 from runtime.kernels.round import finish_round_twin, prepare_round_twin
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
@@ -92,24 +92,66 @@ def test_finish(num_requests: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [3, 300])
-@pytest.mark.parametrize(("num_rows", "count"), [(8, 1), (8, 5), (8, 8), (260, 256), (300, 257)])
-def test_prompts(num_rows: int, count: int, num_blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "num_places", "counts"),
+    [
+        (8, 1, (1,)),
+        (8, 1, (5,)),
+        (8, 1, (8,)),
+        (260, 1, (256,)),
+        (300, 3, (257,)),
+        (64, 4, (1, 16, 17)),
+        (300, 5, (20, 33, 16, 1, 150)),
+        (96, 2, (48, 48)),
+    ],
+)
+def test_prompts(num_rows: int, num_places: int, counts: tuple[int, ...], num_blocks: int) -> None:
     generator = torch.Generator().manual_seed(num_rows)
+    room = PromptRoom(
+        num_rows=num_rows, num_places=num_places, num_blocks=num_blocks, kv_block_size=SIZE
+    )
+    group = 16
     start = 21 if num_blocks == 300 else 0
-    count = min(count, num_blocks * SIZE)
-    table = torch.randint(1, 900, (305,), generator=generator)
-    ids = torch.randint(0, 99, (300,), generator=generator)
-    inputs = torch.cat((torch.tensor([4, start, count]), table, ids))
-    sizes = {
-        "num_rows": num_rows, "num_blocks": num_blocks, "first_id": 308, "kv_block_size": SIZE
-    }  # fmt: skip
-    got = launch_place_prompt(inputs, **sizes)
-    expected = place_prompt_twin(inputs, **sizes)
+    counts = tuple(
+        min(count, num_blocks * SIZE - start - place) for place, count in enumerate(counts)
+    )
+    ends = [-(-count // group) * group for count in counts]
+    firsts = [sum(ends[:place]) for place in range(len(counts))]
+    tables = torch.randint(1, 900, (num_places, num_blocks), generator=generator)
+    ids = torch.randint(0, 99, (num_rows,), generator=generator)
+    scalars = torch.zeros((4, num_places), dtype=torch.int64)
+    scalars[3] = num_rows
+    for place, (count, first) in enumerate(zip(counts, firsts, strict=True)):
+        scalars[:, place] = torch.tensor([4 + place, start + place, count, first])
+    inputs = torch.cat((scalars.flatten(), tables.flatten(), ids))
+    assert inputs.numel() == room.num_inputs
+    got = launch_place_prompts(inputs, room, group_rows=group)
+    expected = place_prompts_twin(inputs, room, group_rows=group)
     for name in expected.__slots__:
         found, wanted = getattr(got, name), getattr(expected, name)
         assert found.dtype == wanted.dtype, name
         assert torch.equal(found, wanted), name
-    assert got.positions_N[-1] == start + count - 1
+    for place, (count, first, end) in enumerate(zip(counts, firsts, ends, strict=True)):
+        own = slice(first, first + count)
+        begin = start + place
+        assert got.positions_N[own].tolist() == list(range(begin, begin + count))
+        assert torch.equal(got.ids_target_N[own], ids[own])
+        assert torch.equal(got.next_ids_target_N[own][:-1], ids[own][1:])
+        assert set(got.row_request_N[own].tolist()) == {place}
+        blocks = tables[place, got.positions_N[own] // SIZE]
+        assert torch.equal(got.kv_slots_N[own], blocks * SIZE + got.positions_N[own] % SIZE)
+        assert int(got.last_rows_R[place]) == first + count - 1
+        assert torch.equal(got.block_tables_QT[place].long(), tables[place])
+        padding = slice(first + count, min(first + end, num_rows))
+        assert set(got.row_request_N[padding].tolist()) <= {num_places}
+        assert set(got.positions_N[padding].tolist()) <= {begin + count - 1}
+        assert not got.kv_slots_N[padding].any()
+    far = slice(min(num_rows, firsts[-1] + ends[-1]), num_rows)
+    assert not got.positions_N[far].any()
+    assert not got.kv_slots_N[far].any()
+    assert (got.row_request_N[far] == num_places).all()
+    assert not got.block_tables_QT[num_places].any()
+    assert (got.last_rows_R[len(counts) :] == num_rows - 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -18,6 +18,7 @@ from runtime.config import (
     resolve_config,
 )
 from runtime.config.memory import kv_block_bytes, weight_bytes
+from runtime.config.values import DEFAULT_PREFILL_BUCKETS
 from runtime.spec import factory
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.contract.manifest import Manifest
@@ -241,7 +242,7 @@ def test_memory_is_asked_for_when_not_given(manifest: Manifest, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("given", "buckets"),
     [
-        ({}, (32, 64, 128, 256)),
+        ({}, DEFAULT_PREFILL_BUCKETS),
         ({"prefill_buckets": (16,)}, (16,)),
         ({"prefill_buckets": ()}, ()),
         ({"graphs": "rounds"}, ()),

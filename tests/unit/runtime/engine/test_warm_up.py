@@ -9,7 +9,7 @@ import pytest
 
 from runtime.engine.engine import Engine
 from runtime.engine.llm import LLM
-from runtime.engine.prefill_costs import measured_costs
+from runtime.engine.prefill_costs import graph_groups, measured_costs
 from runtime.engine.warm_up import row_counts, warm_up
 from runtime.graphs.prefill import PrefillShape
 from tests.engine_harness import World, make_world
@@ -88,4 +88,5 @@ def test_what_was_timed_on_one_side_only_decides_nothing() -> None:
     assert measured_costs(graph_s, ()) is None
     found = measured_costs(graph_s, eager_s)
     assert found is not None
-    assert found.is_in_turn(list(graph_s), [16])
+    groups = graph_groups(tuple(graph_s), [(16, 16)], found)
+    assert found.is_cheaper(groups, [16])

@@ -121,6 +121,7 @@ def test_a_batch_that_fills_the_row_budget_with_its_drafts(
         num_speculative_tokens=3,
         max_num_requests=4,
         max_num_batched_tokens=budget,
+        batch_buckets=(1, 2, 3),
     )
     assert ids_of(llm.generate(REQUESTS)) == answers
     assert (4 in {shape.batch for shape in graph.shapes}) is (budget >= 16)

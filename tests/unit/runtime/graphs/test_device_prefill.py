@@ -11,7 +11,12 @@ import torch
 from runtime.config import RuntimeConfig
 from runtime.engine.forwards import RowsListener
 from runtime.engine.llm import LLM
-from runtime.engine.prefill_costs import MOST_IN_TURN, PrefillCosts
+from runtime.engine.prefill_costs import (
+    MOST_IN_TURN,
+    PrefillCosts,
+    PrefillGroup,
+    graph_groups,
+)
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import DeviceRound
 from runtime.spec.chain import ChainProposer
@@ -21,6 +26,8 @@ from tests.fake_graph import BUCKETS, FakeGraph, ids_of, make_agreeing_world, ma
 from tests.prefill_cases import (
     KINDS,
     after_prefill,
+    check_one_prefill,
+    crowd,
     one_by_one,
     prefill_request,
     prefill_world,
@@ -153,21 +160,45 @@ def test_other_requests_keep_the_eager_prefill(agreeing: World, fields: dict[str
     assert graph.prefills == []
 
 
+PACKED = (24, 48, 96, 160)  # rows of prefills of up to 1, 3, 6 and 8 prompts
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (16, 16, 16), (7, 33, 17, 1, 24), (40,) * 8])
+def test_prompts_in_one_prefill_leave_what_eager_ones_leave(
+    case: _Case, lengths: tuple[int, ...]
+) -> None:
+    eager, device, graph = case.pair(max_num_requests=8, prefill_buckets=PACKED)
+    check_one_prefill(eager, device, lengths)
+    assert [count for _, _, count in _rows(graph)] == list(lengths)
+    assert graph.num_prefills < len(lengths)
+
+
+def test_prompts_in_one_prefill_give_the_same_answers(case: _Case) -> None:
+    """Prefix hits and requests that come while others decode; some prefills start in the middle."""
+    eager, device, graph = case.pair(max_num_requests=6, prefill_buckets=PACKED)
+    requests = crowd(12)
+    assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
+    assert device.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
+    assert 0 < graph.num_prefills < len(graph.prefills)
+    assert any(start for _, start, _ in _rows(graph))
+    device.engine.check()
+
+
 def test_few_prompts_are_prefilled_in_turn_and_many_together(agreeing: World) -> None:
     eager, device, graph = _Case("eagle3", agreeing).pair(max_num_requests=MOST_IN_TURN + 1)
-    few = [prefill_request(seed, 9 + seed) for seed in range(MOST_IN_TURN)]
+    few = [prefill_request(seed, 20 + seed) for seed in range(MOST_IN_TURN)]
     assert ids_of(device.generate(few)) == ids_of(eager.generate(few))
-    assert [count for _, _, count in _rows(graph)] == [9 + seed for seed in range(MOST_IN_TURN)]
+    assert [count for _, _, count in _rows(graph)] == [20 + seed for seed in range(MOST_IN_TURN)]
     device.engine.check()
-    many = [prefill_request(seed, 20 + seed) for seed in range(MOST_IN_TURN + 1)]
+    many = [prefill_request(50 + seed, 20 + seed) for seed in range(MOST_IN_TURN + 1)]
     assert ids_of(device.generate(many)) == ids_of(eager.generate(many))
-    assert len(graph.prefills) == MOST_IN_TURN
+    assert graph.num_prefills == MOST_IN_TURN
 
 
 def _costs(graph_s: float, launches_s: float, row_s: float) -> PrefillCosts:
     """Return costs: of a graph, whatever its size, and of launches and rows of a forward."""
     shapes = [
-        PrefillShape(num_rows=rows, context=context) for rows in BUCKETS for context in (64, 128)
+        PrefillShape(num_rows=rows, context=128, num_places=max(1, rows // 16)) for rows in BUCKETS
     ]
     return PrefillCosts(
         graph_s=dict.fromkeys(shapes, graph_s),
@@ -187,7 +218,10 @@ def test_measured_costs_decide_who_goes_in_turn(
     agreeing: World, costs: PrefillCosts, num_in_turn: int
 ) -> None:
     eager, device, graph = _Case("eagle3", agreeing).pair(
-        max_num_requests=8, prefill_costs=costs, max_num_batched_tokens=512
+        max_num_requests=8,
+        prefill_costs=costs,
+        max_num_batched_tokens=512,
+        enable_prefix_cache=False,
     )
     for count in (8, num_in_turn + 1, num_in_turn):
         count = min(count, 8)
@@ -201,9 +235,44 @@ def test_costs_between_measured_rows_lie_on_a_line() -> None:
     shape = PrefillShape(num_rows=8, context=128)
     costs = PrefillCosts(graph_s={shape: 1.0}, eager_s=((16, 1.0), (32, 3.0), (64, 3.0)))
     assert [costs.joint_s(rows) for rows in (1, 16, 24, 32, 40, 64, 128)] == [1, 1, 2, 3, 3, 3, 6]
-    assert costs.is_in_turn([shape, shape], [8, 16])
-    assert not costs.is_in_turn([shape, shape], [8, 8])
-    assert not costs.is_in_turn([shape, None], [8, 25])  # the other runs eagerly in any case
+    one = PrefillGroup(shape=shape, num_prompts=1)
+    assert costs.is_cheaper([one, one], [8, 16])
+    assert not costs.is_cheaper([one, one], [8, 8])
+    assert not costs.is_cheaper([one], [8, 25])  # the other runs eagerly in any case
+
+
+def test_what_a_prefill_holds() -> None:
+    shape = PrefillShape(num_rows=64, context=100, num_places=3)
+    fits = partial(_num_fitting, shape)
+    assert [fits(64), fits(65), fits(16, 16, 16, 16)] == [1, 0, 3]
+    assert [fits(1, 1, 32), fits(1, 1, 33), fits(17, 32), fits(17, 33)] == [3, 2, 2, 1]
+    assert shape.num_fitting([8, 8, 8], [8, 101, 8]) == 1
+
+
+def _num_fitting(shape: PrefillShape, *lengths: int) -> int:
+    return shape.num_fitting(lengths, lengths)
+
+
+def test_prompts_are_divided_by_what_a_row_costs() -> None:
+    shapes = [
+        PrefillShape(num_rows=rows, context=context, num_places=rows // 16)
+        for rows in (256, 64, 32)
+        for context in (512, 128)
+    ]
+
+    def sizes(*lengths: int, costs: PrefillCosts | None = None) -> list[tuple[int, int, int]]:
+        groups = graph_groups(shapes, [(length, length) for length in lengths], costs)
+        return [(item.shape.num_rows, item.shape.context, item.num_prompts) for item in groups]
+
+    assert sizes(30) == [(32, 128, 1)]
+    assert sizes(30, 30) == [(64, 128, 2)]
+    assert sizes(*[30] * 10) == [(256, 128, 8), (64, 128, 2)]
+    assert sizes(200, 20) == [(256, 512, 2)]
+    assert sizes(300) == []
+    assert sizes(20, 300, 20) == [(32, 128, 1)]
+    seconds = {shape: 1.0 if shape.num_rows == 256 else 0.1 for shape in shapes}
+    dear = PrefillCosts(graph_s=seconds, eager_s=((16, 1.0),))
+    assert sizes(*[30] * 4, costs=dear) == [(64, 128, 2), (64, 128, 2)]
 
 
 def test_a_prompt_that_does_not_fit_takes_the_others_along(agreeing: World) -> None:
@@ -230,7 +299,7 @@ class ShortByOne(FakeGraph):
 
     def launch_prefill(self, shape: PrefillShape) -> None:
         assert self.round.prefill is not None
-        self.round.prefill.inputs_X[2] -= 1
+        self.round.prefill.inputs_X[2 * shape.num_places] -= 1
         super().launch_prefill(shape)
 
 
@@ -267,7 +336,10 @@ def test_sizes_and_the_switch(tmp_path_factory: pytest.TempPathFactory) -> None:
         return [] if prefill is None else [shape.num_rows for shape in prefill.shapes]
 
     assert rows(prefill_buckets=()) == []
-    assert rows(prefill_buckets=(16, 4, 300, 600), max_model_len=200) == [300, 16, 4]
+    sizes = {"prefill_buckets": (16, 4, 300, 600), "max_model_len": 200}
+    assert rows(**sizes, max_num_requests=1) == [300, 16, 4]
+    assert rows(**sizes, max_num_requests=2) == [600, 300, 16, 4]
+    assert rows(**sizes, max_num_requests=2, max_num_batched_tokens=300) == [300, 16, 4]
     assert rows(prefill_buckets=(16, 4), max_model_len=512) == [16, 16, 4, 4]
     layered = last_state_world(tmp_path_factory.mktemp("layers"), "mtp", num_layers=3)
     make_llm(layered, make_runner=make, proposer="mtp", num_speculative_tokens=3)
