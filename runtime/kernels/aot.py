@@ -72,7 +72,6 @@ _INT64 = frozenset(
         "last_rows_ptr",
         "inputs_ptr",
         "next_ids_ptr",
-        "last_row_ptr",
         "from_ptr",
         "to_ptr",
     }
@@ -82,6 +81,7 @@ _INT32 = frozenset(
         "history_ptr",
         "row_request_ptr",
         "table_ptr",
+        "tables_ptr",
         "slot_table_ptr",
         "tiles_ptr",
         "arrivals_ptr",
@@ -110,6 +110,7 @@ _UNSPECIALISED = frozenset(
         "tile_start",
         "num_segments",
         "num_blocks",
+        "num_places",
         "window",
         "padding_slot",
         "stride_table",
