@@ -18,10 +18,12 @@ import torch
 
 from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
+from runtime.graphs.outcomes import OutcomeBuffers
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.recorder import Recorder, prefill_seconds
 from runtime.graphs.round import NUM_BUFFERS, SPLIT_BUFFER, DeviceRound
 from runtime.graphs.state import RoundShape
+from runtime.kernels.outcomes import OutcomeTensors
 from specctl.contract.diagnostics import Diagnostic, diagnose
 
 logger = logging.getLogger(__name__)
@@ -103,27 +105,19 @@ class GraphSet:
         self._pinned_tokens = torch.zeros(num_places, dtype=torch.int64, pin_memory=True)
         self._tokens_event = _event()
         num_buffers = NUM_BUFFERS if self._split is None else SPLIT_BUFFER + 1
-        self._pinned: tuple[torch.Tensor, ...] = tuple(
-            torch.zeros(self._output_BX.shape, dtype=torch.int64, pin_memory=True)
-            for _ in range(num_buffers)
+        self._outcomes = OutcomeBuffers(
+            OutcomeTensors(
+                output_BX=round_.state.output_BX,
+                num_counted_B=round_.state.num_counted_B if round_.is_sparse else None,
+                confidence_BG=round_.state.confidence_BG if round_.has_confidence else None,
+            ),
+            num_buffers=num_buffers,
         )
-        self._events = tuple(_event() for _ in range(num_buffers))
-        self._widths = [0] * num_buffers
         num_rows, max_drafts = round_.state.confidence_BG.shape
         self._pinned_drafts = torch.zeros(
             (num_rows, max(1, max_drafts)), dtype=torch.int64, pin_memory=True
         )
         self._drafts_event, self._num_split_drafts = _event(), 0
-        self._confidence_BG = round_.state.confidence_BG if round_.has_confidence else None
-        self._chances = tuple(
-            torch.zeros(round_.state.confidence_BG.shape, pin_memory=True)
-            for _ in range(num_buffers if round_.has_confidence else 0)
-        )
-        self._num_counted_B = round_.state.num_counted_B
-        self._counts = tuple(
-            torch.zeros(self._num_counted_B.shape, dtype=torch.int64, pin_memory=True)
-            for _ in range(num_buffers if round_.is_sparse else 0)
-        )
         shapes = [
             shape
             for batch in reversed(batches)  # the largest first: smaller ones reuse its memory
@@ -198,16 +192,7 @@ class GraphSet:
     def launch(self, shape: RoundShape, buffer: int) -> None:
         """Replay a round and copy its outcome to the host; see `RoundRunner`."""
         self._run(shape, -1)
-        num_rows, width = shape.batch, shape.width + 1
-        self._pinned[buffer][:num_rows].copy_(self._output_BX[:num_rows], non_blocking=True)
-        if self._confidence_BG is not None:
-            self._chances[buffer][:num_rows].copy_(
-                self._confidence_BG[:num_rows], non_blocking=True
-            )
-        if self._counts:
-            self._counts[buffer][:num_rows].copy_(self._num_counted_B[:num_rows], non_blocking=True)
-        self._events[buffer].record(torch.cuda.current_stream(self._output_BX.device))
-        self._widths[buffer] = width
+        self._outcomes.store(buffer, shape.batch, shape.width + 1)
 
     def launch_drafts(self, shape: RoundShape) -> None:
         """Replay the first half of a split round and copy its drafts; see `RoundRunner`."""
@@ -251,23 +236,15 @@ class GraphSet:
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         """Wait for a buffer's round and return its outcome; see `RoundRunner`."""
-        self._events[buffer].synchronize()
-        rows: list[list[int]] = self._pinned[buffer][:num_requests, : self._widths[buffer]].tolist()
-        return rows
+        return self._outcomes.read(buffer, num_requests)
 
     def counted(self, buffer: int, num_requests: int) -> list[int] | None:
         """Return the drafts that counted in a buffer that was read; see `RoundRunner`."""
-        if not self._counts:
-            return None
-        counts: list[int] = self._counts[buffer][:num_requests].tolist()
-        return counts
+        return self._outcomes.counted(buffer, num_requests)
 
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
         """Return the draft's chances in a buffer that was read; see `RoundRunner`."""
-        if self._confidence_BG is None:
-            return [[]] * num_requests
-        rows: list[list[float]] = self._chances[buffer][:num_requests].tolist()
-        return rows
+        return self._outcomes.confidence(buffer, num_requests)
 
 
 def _event() -> torch.cuda.Event:

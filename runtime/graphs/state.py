@@ -16,10 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import PackedLayout, RoundKind, RoundLaws, RoundRequests
+from runtime.graphs.input_ring import InputRing
 from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
 from runtime.kernels.round import RoundEnd, finish_round, prepare_round
+from runtime.kernels.round_inputs import batch_put, block_put
 
 _NUM_ARRIVALS = 1 << 16  # programs of one attention launch that share rows; more bring their own
+_MIN_ENTRY_CELLS = 128  # one for every thread of the kernel that reads an entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +149,11 @@ class RoundState:
         self.num_counted_B = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self.sampling = SamplingState(num_slots + 1, device)
         self.confidence_BG = torch.ones((max_batch, max_drafts), device=device)
+        self._ring = InputRing(capacity=max(_MIN_ENTRY_CELLS, max_batch + 1), device=device)
+        self._put_blocks = block_put(self.block_tables_ST, self._ring.example)
+        self._put_batch = batch_put(
+            self.slots_B, self.num_drafts_B, self._ring.example, padding_slot=num_slots
+        )
 
     def constants(self, shape: RoundShape) -> RoundConstants:
         """Return what a shape fixes; made once, when the shape first runs."""
@@ -189,36 +197,28 @@ class RoundState:
         """Add blocks to tables.
 
         Args:
-            cells: (slot, index in its table, block).
+            cells: (slot, index in its table, block), each place once.
 
-        Sync: none.
+        Sync: none, see `InputRing`.
         """
-        width = self.block_tables_ST.shape[1]
-        places, blocks = self._copied(
-            [
-                [slot * width + index for slot, index, _ in cells],
-                [block for _, _, block in cells],
-            ]
-        )
-        self.block_tables_ST.view(-1).index_copy_(0, places, blocks.to(torch.int32))
+        width, most = self.block_tables_ST.shape[1], self._ring.capacity
+        places = [slot * width + index for slot, index, _ in cells]
+        blocks = [block for _, _, block in cells]
+        for start in range(0, len(cells), most):
+            part = slice(start, start + most)
+            self._ring.launch(self._put_blocks, places[part], blocks[part])
 
     def write_batch(self, slots: Sequence[int], num_drafts: Sequence[int]) -> None:
         """Choose the requests of the rounds to come; all others are padding.
 
-        The same ones as before cost no copy.
+        The same ones as before cost nothing.
 
-        Sync: none.
+        Sync: none, see `InputRing`.
         """
         batch = (tuple(slots), tuple(num_drafts))
-        if batch == self._written_batch:
-            return
-        self._written_batch = batch
-        num_padding = self.slots_B.shape[0] - len(slots)
-        both = self._copied(
-            [[*slots, *[self.padding_slot] * num_padding], [*num_drafts, *[0] * num_padding]]
-        )
-        self.slots_B.copy_(both[0])
-        self.num_drafts_B.copy_(both[1])
+        if batch != self._written_batch:
+            self._written_batch = batch
+            self._ring.launch(self._put_batch, *batch)
 
     def requests(self, shape: RoundShape) -> RoundRequests:
         """Return the requests of a round as they stand on the device.

@@ -74,6 +74,9 @@ _INT64 = frozenset(
         "next_ids_ptr",
         "from_ptr",
         "to_ptr",
+        "host_output_ptr",
+        "counted_ptr",
+        "host_counted_ptr",
     }
 )
 _INT32 = frozenset(
@@ -87,6 +90,7 @@ _INT32 = frozenset(
         "arrivals_ptr",
         "id_ptr",
         "column_ptr",
+        "entry_ptr",
     }
 )
 _FLOAT32 = frozenset(
@@ -101,6 +105,8 @@ _FLOAT32 = frozenset(
         "scale_ptr",
         "logits_ptr",
         "cos_sin_ptr",
+        "chances_ptr",
+        "host_chances_ptr",
     }
 )
 _UNSPECIALISED = frozenset(
@@ -121,6 +127,9 @@ _UNSPECIALISED = frozenset(
         "stride_logits",
         "stride_drafts",
         "stride_chosen",
+        "num_cells",
+        "num_requests",
+        "num_lanes",
     }
 )
 

@@ -1,6 +1,7 @@
-"""What `runtime.kernels.aot` compiles of rounds beside their models: ends, copies, prompt lookup.
+"""What `runtime.kernels.aot` compiles of rounds beside their models.
 
-These kernels read integers or copy rows, so a model and a dtype stand for all.
+Those are its ends, copies, prompt lookup and what it exchanges with the host. They read integers or
+copy rows, so a model and a dtype stand for all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from typing import Any
 from runtime.batch import ROW_TILE_ROWS
 from runtime.config.values import DEFAULT_MAX_NGRAM
 from runtime.kernels.aot_cases import KernelCase
-from runtime.kernels.cuda import accept, head, ngram, prefill_rows, row_copies
+from runtime.kernels.cuda import (
+    accept,
+    head,
+    ngram,
+    outcomes,
+    prefill_rows,
+    round_inputs,
+    row_copies,
+)
 from runtime.kernels.cuda import round as round_ends
 from runtime.kernels.prefill_rows import PromptRoom
 
@@ -21,6 +30,7 @@ _HIDDEN = 576
 _NUM_STATES = 3
 _NUM_IDS = 8192
 _PROMPTS = PromptRoom(num_rows=4096, num_places=32, num_blocks=512, kv_block_size=16)
+_ENTRY_CELLS = 128
 
 
 def round_cases(arch: int) -> tuple[KernelCase, ...]:
@@ -56,6 +66,26 @@ def round_cases(arch: int) -> tuple[KernelCase, ...]:
             is_hot=True,
         ),
         _case(ngram.append_history_kernel, ngram.append_constants(_WIDTH), is_hot=True),
+        *(
+            _case(
+                outcomes.store_outcomes_kernel,
+                outcomes.store_constants(
+                    _WIDTH + 1, num_drafts=num_drafts, has_counts=num_drafts > 0
+                ),
+                num_warps=outcomes.STORE_WARPS,
+                is_hot=True,
+            )
+            for num_drafts in (0, _NUM_DRAFTS)
+        ),
+        *(
+            _case(
+                kernel,
+                round_inputs.entry_constants(_ENTRY_CELLS),
+                num_warps=round_inputs.PUT_WARPS,
+                is_hot=True,
+            )
+            for kernel in (round_inputs.put_blocks_kernel, round_inputs.put_batch_kernel)
+        ),
     )
 
 

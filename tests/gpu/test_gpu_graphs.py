@@ -118,7 +118,8 @@ class Poisoned:
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         rows = self.graphs.read(buffer, num_requests)
-        self.graphs._pinned[buffer].fill_(-9)
+        for tensor in self.graphs._outcomes.host[buffer].tensors():
+            tensor.fill_(-9)
         if buffer == SPLIT_BUFFER:  # no later round may read these masks
             assert self.round.split is not None
             self.round.split.words_BWX.fill_(0)
