@@ -90,8 +90,9 @@ def test_processes_end_when_the_first_one_hangs(manifest: Path, layout: str) -> 
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from tests.dist.test_silent_ranks import over_two\n"
+        "from tests.dist.test_silent_ranks import REQUESTS, over_two\n"
         f"llm, child = over_two(Path({str(manifest)!r}), {layout!r})\n"
+        "llm.generate(REQUESTS)  # a child that waits to begin has the time of a start\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(120)\n"
     )
