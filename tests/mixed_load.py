@@ -1,6 +1,8 @@
-"""Prompts of all lengths, alone and at once, with every way to choose tokens."""
+"""Prompts of all lengths, alone and at once, with every way to choose tokens and fewer drafts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
@@ -17,7 +19,7 @@ KINDS = (
 
 
 def load(llm: LLM, *, longest: int) -> None:
-    """Run prompts of all lengths, alone and at once, with every kind of choice."""
+    """Run prompts of all lengths, alone and at once, with every kind of choice and draft count."""
     lengths = [n for n in (1, 5, 17, 33, 70, 130, 250, 300, 500, 900, 1500) if n <= longest]
     alone = [mixed_request(n, n, KINDS[0]) for n in lengths]
     alone += [mixed_request(50 + i, 20, params) for i, params in enumerate(KINDS)]
@@ -26,6 +28,9 @@ def load(llm: LLM, *, longest: int) -> None:
     for count in (2, 3, 5, 8):
         llm.generate([mixed_request(100 + i, 11 + 7 * i, KINDS[0]) for i in range(count)])
         llm.generate([mixed_request(200 + i, 11 + 7 * i, KINDS[i % 5]) for i in range(count)])
+    for count in range(llm.config.num_speculative_tokens):
+        few = mixed_request(500 + count, 20, KINDS[3 + count % 2])
+        llm.generate([replace(few, num_speculative_tokens=count)])
     together = min(longest, 300)
     llm.generate([mixed_request(300 + i, together, KINDS[0]) for i in range(8)])
     llm.generate([mixed_request(400 + i, together - 16 * i, KINDS[i % 5]) for i in range(8)])

@@ -21,7 +21,7 @@ from runtime.engine.device_rounds import (
 from runtime.engine.engine import Engine
 from runtime.engine.prefill_costs import PrefillCosts, measured_costs
 from runtime.engine.stages import StageLine
-from runtime.engine.warm_up import TAIL_CHUNK, WarmUp, warm_up
+from runtime.engine.warm_up import WarmUp, warm_up
 from runtime.graphs.capture import GraphReport
 from runtime.loading import LoadedModels
 from runtime.spec.adaptive import AdaptiveLengths
@@ -90,15 +90,8 @@ def build_engine(
         lengths = AdaptiveLengths(costs, round_menu(config))
     if config.device.type == "cuda" and line is None and config.tensor_parallel == 1:
         plain = replace(config, enable_prefix_cache=False, length_mode="static")
-        chunk = min(config.prefill_chunk_size, TAIL_CHUNK)
-        warmed = warm_up(
-            *(
-                Engine(
-                    target=models.target, target_kv=target_kv, proposer=proposer, config=settings
-                )
-                for settings in (plain, replace(plain, prefill_chunk_size=chunk))
-            )
-        )
+        eager = Engine(target=models.target, target_kv=target_kv, proposer=proposer, config=plain)
+        warmed = warm_up(eager, models, caches)
         rounds, measured = _told_of(rounds, warmed)
         prefill_costs = prefill_costs or measured
     return Engine(

@@ -33,6 +33,11 @@ class Caches:
         """The target's layers."""
         return self.pool.layers[: self.num_target_layers]
 
+    @property
+    def draft_kv(self) -> tuple[KVLayer, ...]:
+        """The draft's layers; none where no draft runs."""
+        return self.pool.layers[self.num_target_layers :]
+
 
 def make_caches_and_proposer(
     models: LoadedModels, config: RuntimeConfig, *, script: OracleScript | None = None

@@ -14,7 +14,7 @@ from runtime.batch import PreparedBatch
 from runtime.engine.request import Request
 from runtime.engine.scheduler import Plan
 from runtime.spec.host import on_device
-from runtime.spec.packing import Place, pack_block_tables, pack_places
+from runtime.spec.packing import Place, pack_block_tables, pack_places, row_tiles
 from runtime.spec.types import Observation, Proposal
 from runtime.spec.verify import VerifyRows
 
@@ -140,12 +140,14 @@ def observation_of(
         final_hidden_ND: their final-normed states.
     """
     rows: list[int] = []
+    requests: list[int] = []
     next_ids: list[int] = []
     last_row: list[int] = []
     end = 0
-    for span in packed.spans:
+    for place, span in enumerate(packed.spans):
         num_rows = span.num_final_rows
         rows.extend(range(span.first_row, span.first_row + num_rows))
+        requests.extend([place] * num_rows)
         next_ids.extend(span.request.ids_target[span.start + 1 : span.start + 1 + num_rows])
         end_position = span.start + num_rows
         is_newest = end_position == len(span.request.ids_target) - 1
@@ -154,11 +156,12 @@ def observation_of(
         last_row.append(len(rows) - 1 if is_newest and num_rows else -1)
         end = max(end, end_position)
     device = packed.batch.ids_target_N.device
-    index = None
-    if len(rows) < packed.batch.num_rows:
+    batch, index = packed.batch, None
+    if len(rows) < batch.num_rows:
         index = on_device(rows, device=device)
+        batch = _select_rows(batch, index, row_tiles(requests), end)
     return Observation(
-        batch=packed.batch if index is None else _select_rows(packed.batch, index, end),
+        batch=batch,
         next_ids_target_N=on_device(next_ids, device=device),
         aux_hidden_N=_rows(aux_hidden_NA, index),
         views=tuple(span.request.view(0) for span in packed.spans),
@@ -220,7 +223,9 @@ def _rows(states_NA: torch.Tensor | None, index: torch.Tensor | None) -> torch.T
     return states_NA if states_NA is None or index is None else states_NA[index]
 
 
-def _select_rows(batch: PreparedBatch, index: torch.Tensor, max_length: int) -> PreparedBatch:
+def _select_rows(
+    batch: PreparedBatch, index: torch.Tensor, tiles: list[tuple[int, int]], max_length: int
+) -> PreparedBatch:
     return PreparedBatch(
         ids_target_N=batch.ids_target_N[index],
         positions_N=batch.positions_N[index],
@@ -228,4 +233,5 @@ def _select_rows(batch: PreparedBatch, index: torch.Tensor, max_length: int) -> 
         row_request_N=batch.row_request_N[index],
         block_tables_BT=batch.block_tables_BT,
         max_length=max_length,
+        tiles_U2=on_device(tiles, dtype=torch.int32, device=index.device).reshape(len(tiles), 2),
     )

@@ -1,31 +1,35 @@
 """Runs the eager path before the first request: its kernels are compiled, its prefills timed.
 
-A kernel is compiled once for each set of its compile-time numbers. These follow the rows of a
-forward, whether a request is longer than one attention segment, whether programs are few or many,
-and how tokens are chosen; a load of made-up requests goes through all of it. It runs in an engine
-of its own over the served models and caches: what it writes there is overwritten by whoever gets
-the blocks and slots.
+A kernel is compiled once for each set of its compile-time numbers. Those of attention follow how
+many row tiles and segments a launch has, those of choosing tokens the rows and drafts that requests
+happen to have: they are launched by themselves, with every number. Those of other kernels follow
+the rows of a forward and the options of requests: a load of made-up requests goes through all of
+it, in an engine of its own over the served models and caches. What is written there is overwritten
+by whoever gets the blocks and slots.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.config import RuntimeConfig
+from runtime.engine.caches import Caches
 from runtime.engine.engine import Engine
 from runtime.engine.request import RequestInput
+from runtime.kernels import accept, paged_attention
 from runtime.kernels.rows import SEGMENT
+from runtime.kv import KVLayer
+from runtime.loading import LoadedModels
+from runtime.models import TargetModel
 from runtime.spec.types import SamplingParams
 
-_FIRST_ROWS = 16
-_ROWS_OF_TILES = (16, 32, 64)  # a head's programs have so many rows at most
-_LONG = 4 * SEGMENT
-TAIL_CHUNK = SEGMENT
-"""Tokens of a chunk whose rest is then a forward of few rows behind several segments."""
+_FIRST_ROWS = 16  # fewer run the tiles of so many
+_MOST_ROWS_OF_LOGITS = 64  # more run the tiles of so many
 
 _NUM_NEW_TOKENS = 3  # one by the prefill, then two rounds
 _KINDS = (
@@ -53,31 +57,38 @@ class WarmUp:
 
 
 def row_counts(most: int) -> tuple[int, ...]:
-    """Return rows from 16 to `most`, each at most 1.5 times the one before from 32 on.
+    """Return rows from 16 to `most`; from 64 on each is at most 1.25 times the one before.
 
-    Row tiles change at numbers of rows that are further apart.
+    Between two of them no kernel of a forward has a row tile of its own.
     """
     counts: list[int] = []
     size = _FIRST_ROWS
     while size < most:
-        counts.append(size)
-        if size > _FIRST_ROWS and size * 3 // 2 < most:
-            counts.append(size * 3 // 2)
+        quarters = (4, 5, 6, 7) if size >= 64 else (4, 6) if size >= 32 else (4,)
+        counts += [size * part // 4 for part in quarters if size * part // 4 < most]
         size *= 2
     return (*counts, most)
 
 
-def warm_up(engine: Engine, chunked: Engine) -> WarmUp:
+def warm_up(engine: Engine, models: LoadedModels, caches: Caches) -> WarmUp:
     """Run every kind of eager prefill and round once, prefills twice to time them.
 
     Args:
         engine: eager, without requests and without a prefix cache.
-        chunked: such a one with chunks of TAIL_CHUNK tokens at most.
+        models: that it runs.
+        caches: that it runs them over.
 
     Sync: waits for the device.
     """
     config = engine.config
     start = time.perf_counter()
+    most_rows = config.max_num_batched_tokens
+    attend_everywhere(
+        _attention_kinds(models, caches),
+        most_tiles=min(most_rows, config.max_num_requests + most_rows // ROW_TILE_ROWS),
+        most_segments=-(-config.max_model_len // SEGMENT),
+    )
+    _choose_everywhere(models.target, config.num_speculative_tokens)
     timings: list[tuple[int, float]] = []
     for num_rows in row_counts(config.max_num_batched_tokens):
         prompts = _prompts(config, num_rows)
@@ -89,12 +100,87 @@ def warm_up(engine: Engine, chunked: Engine) -> WarmUp:
         timings.append((num_rows, seconds))
     for load in _loads(config):
         _run(engine, load)
-    for load in _tails(chunked.config):
-        _run(chunked, load)
     return WarmUp(
-        num_steps=engine.num_steps + chunked.num_steps,
+        num_steps=engine.num_steps,
         seconds=time.perf_counter() - start,
         prefill_s=tuple(timings),
+    )
+
+
+def attend_everywhere(
+    kinds: Iterable[tuple[int, KVLayer]], *, most_tiles: int, most_segments: int
+) -> None:
+    """Launch attention with every number of row tiles and of segments.
+
+    Of numbers that lie close together one is taken: a launch decides by whether there is more than
+    one segment, and by whether tiles times key heads, alone or times segments, fill the device.
+
+    Args:
+        kinds: query heads and a layer of the pool.
+        most_tiles: of a forward.
+        most_segments: of a request.
+
+    Sync: none.
+    """
+    for heads, layer in kinds:
+        for num_tiles in _spaced(most_tiles):
+            for num_segments in _spaced(most_segments):
+                try:
+                    _attend(heads, layer, num_tiles, num_segments)
+                except torch.OutOfMemoryError:  # nor would such a forward have room
+                    torch.cuda.empty_cache()
+
+
+def _attention_kinds(models: LoadedModels, caches: Caches) -> Iterable[tuple[int, KVLayer]]:
+    """Return query heads and a layer of the pool for each shape of attention in the models."""
+    pairs = [(models.target.facts.decoder.num_attention_heads, layer) for layer in caches.target_kv]
+    if models.draft is not None:
+        heads = models.draft.facts.decoder.num_attention_heads
+        pairs += [(heads, layer) for layer in caches.draft_kv]
+    return {(heads, layer.k.shape[1:]): (heads, layer) for heads, layer in pairs}.values()
+
+
+def _attend(num_heads: int, layer: KVLayer, num_tiles: int, num_segments: int) -> None:
+    """Attend from tiles of one row to the first key of block 0, which nobody reads for real."""
+    zeros_N = torch.zeros(num_tiles, dtype=torch.int64, device=layer.k.device)
+    request_N = zeros_N.int()
+    batch = PreparedBatch(
+        ids_target_N=zeros_N,
+        positions_N=zeros_N,
+        slots_N=zeros_N,
+        row_request_N=request_N,
+        block_tables_BT=request_N[:1].view(1, 1),
+        max_length=num_segments * SEGMENT,
+        tiles_U2=torch.stack(
+            (torch.arange(num_tiles, device=zeros_N.device), zeros_N + 1), 1
+        ).int(),
+    )
+    q_NHP = layer.k.new_zeros((num_tiles, num_heads, layer.k.shape[3]))
+    paged_attention(q_NHP, layer, batch, scale=1.0)
+
+
+def _choose_everywhere(target: TargetModel, num_speculative_tokens: int) -> None:
+    """Choose tokens in every number of rows, and accept every number of drafts.
+
+    A step has as many drafts as the request with the most, and drafts that are found in the text
+    are of any number: loads cannot name them.
+    """
+    for num_rows in row_counts(_MOST_ROWS_OF_LOGITS):
+        hidden_ND = torch.zeros(
+            (num_rows, target.facts.decoder.hidden_size), dtype=target.dtype, device=target.device
+        )
+        target.greedy_ids(hidden_ND)
+        target.logits(hidden_ND)
+    for num_drafts in range(num_speculative_tokens + 1):
+        ids_BW = torch.zeros((1, num_drafts + 1), dtype=torch.int64, device=target.device)
+        accept(ids_BW[:, :num_drafts].contiguous(), ids_BW, ids_BW[:, 0].contiguous())
+
+
+def _spaced(most: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, ... and `most`."""
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted(
+        {count for size in powers for count in (size, size * 3 // 2) if count < most} | {most}
     )
 
 
@@ -113,40 +199,30 @@ def _prompts(config: RuntimeConfig, num_rows: int) -> list[RequestInput]:
 
 
 def _loads(config: RuntimeConfig) -> Iterator[list[RequestInput]]:
-    """Return requests that run together: greedy ones of few and many rows, long ones, each kind."""
-    width = config.num_speculative_tokens + 1
-    most = config.max_num_requests
-    batches = sorted({1, *(min(most, rows // width + 1) for rows in _ROWS_OF_TILES), most})
-    for count in batches:
-        for params in (None, _KINDS[0]):
-            if _fits(config, [4] * count, _NUM_NEW_TOKENS):
-                yield [_request(i, 4, config, params, _NUM_NEW_TOKENS) for i in range(count)]
-    # Attention of several segments: few programs, many by their segments, many by their rows.
-    doubling = {1 << power for power in range(most.bit_length())}
-    longer = [(count, SEGMENT + _FIRST_ROWS) for count in sorted({*doubling, most})]
-    for count, length in (*longer, (1, _LONG)):
-        if _fits(config, [length] * count, _NUM_NEW_TOKENS):
-            yield [_request(i, length, config, None, _NUM_NEW_TOKENS) for i in range(count)]
-    if _fits(config, [4] * len(_KINDS), _NUM_NEW_TOKENS):
-        requests = [
-            _request(i, 4, config, params, _NUM_NEW_TOKENS) for i, params in enumerate(_KINDS)
-        ]
-        yield from ([request] for request in requests)
-        yield requests
+    """Return requests that run together: greedy ones and drawing ones of all rows, each kind.
 
-
-def _tails(config: RuntimeConfig) -> Iterator[list[RequestInput]]:
-    """Return prompts whose last chunk is a forward of few rows behind several segments.
-
-    As few rows follow a cached prefix. Some of them make many attention programs by their segments
-    alone, whatever the number of key heads.
+    A round has its drafts and one row more of each request; some drafts run as many rows as drafts.
     """
-    size = 2 * _FIRST_ROWS
-    while size <= config.prefill_chunk_size:
-        length = config.prefill_chunk_size + size
-        if length > SEGMENT and _fits(config, [length], 1):
-            yield [_request(0, length, config)]
-        size *= 2
+    width, most = config.num_speculative_tokens + 1, config.max_num_requests
+    sizes = {max(1, width - 1), width}
+    batches = {
+        min(most, max(1, rows // size)) for rows in row_counts(most * width) for size in sizes
+    }
+    for count in sorted(batches):
+        yield from _fitting(config, [None] * count)
+        if count <= _MOST_ROWS_OF_LOGITS:
+            yield from _fitting(config, [_KINDS[0]] * count)
+    for params in _KINDS:
+        yield from _fitting(config, [params])
+    yield from _fitting(config, _KINDS)
+
+
+def _fitting(
+    config: RuntimeConfig, kinds: Sequence[SamplingParams | None]
+) -> Iterator[list[RequestInput]]:
+    """Return requests of one prompt token, so that all start in one step, where they fit."""
+    if _fits(config, [1] * len(kinds), _NUM_NEW_TOKENS):
+        yield [_request(i, 1, config, params, _NUM_NEW_TOKENS) for i, params in enumerate(kinds)]
 
 
 def _request(

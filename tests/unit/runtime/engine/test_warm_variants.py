@@ -1,7 +1,8 @@
-"""A warm-up runs every variant of attention that a mixed load needs, judged as for an H200."""
+"""A warm-up compiles every variant of a kernel that eager steps need, judged as for an H200."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,69 +14,103 @@ pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.engine.engine import Engine
-from runtime.engine.warm_up import TAIL_CHUNK, warm_up
-from runtime.kernels import attention
-from runtime.kernels.cuda import attention as launches
+from runtime.engine.warm_up import attend_everywhere, warm_up
+from runtime.kernels.attention import paged_attention
 from runtime.kernels.rows import SEGMENT
 from runtime.kv import KVLayer
-from tests.engine_harness import make_world
+from tests.engine_harness import World, make_world
 from tests.fake_graph import make_llm
+from tests.kernel_variants import Variants, captured_runner
 from tests.mixed_load import load
+from tests.tiny_block import BlockCase, make_block_world
+from tests.tiny_last_state import last_state_world
 
 
-@pytest.mark.parametrize("kind", ["none", "eagle3"])
-def test_a_mixed_load_needs_no_other_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    variants: set[tuple[object, ...]] = set()
-    twin = attention.paged_attention_twin
-    monkeypatch.setattr(launches, "device_arch", lambda _device: 90)
+class InTurn:
+    """Costs by which prompts go in turn wherever a graph runs the first of them."""
 
-    def noted(
-        q: torch.Tensor, layer: KVLayer, batch: PreparedBatch, **options: Any
-    ) -> torch.Tensor:
-        variants.add(variant_of(q, layer, batch))
-        return twin(q, layer, batch, **options)
+    def is_in_turn(self, shapes: Sequence[object], num_rows: Sequence[int]) -> bool:
+        return shapes[0] is not None
 
-    monkeypatch.setattr(attention, "paged_attention_twin", noted)
-    world = make_world(tmp_path)
+
+def world_of(kind: str, folder: Path) -> World:
+    if kind == "mtp":
+        return last_state_world(folder, "mtp", dtype=torch.bfloat16)
+    if kind == "dspark":
+        return make_block_world(folder, BlockCase(), dtype=torch.bfloat16)
+    return make_world(folder, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_graphs"),
+    [
+        ("eagle3", False),
+        ("none", True),
+        ("ngram", True),
+        ("eagle3", True),
+        ("mtp", True),
+        ("dspark", True),
+    ],
+)
+def test_a_mixed_load_needs_no_other_variant(kind: str, has_graphs: bool, tmp_path: Path) -> None:
+    world, variants = world_of(kind, tmp_path), Variants()
     longest = min(world.models.target.max_positions, 1024)
+    sizes: dict[str, Any] = {"graphs": "off"}
+    if has_graphs:  # eager steps are then those that no graph runs, other mixtures of rows
+        sizes = {"make_runner": captured_runner(variants), "prefill_costs": InTurn()}
     llm, _ = make_llm(
-        world, is_eager=True, graphs="off", proposer=kind, max_num_requests=8,
-        num_speculative_tokens=0 if kind == "none" else 3, max_model_len=longest,
-        max_num_batched_tokens=1024, num_kv_blocks=longest + 1,
+        world, proposer=kind, max_num_requests=8, num_speculative_tokens=0 if kind == "none" else 3,
+        max_model_len=longest, max_num_batched_tokens=1024, num_kv_blocks=longest + 1,
+        prefill_buckets=(32, 64), batch_buckets=(1, 2, 4, 8), **sizes,
     )  # fmt: skip
     caches = llm.caches
     assert caches is not None
-    plain = replace(llm.config, enable_prefix_cache=False)
-    engines = [
-        Engine(
-            target=llm.models.target,
-            target_kv=caches.target_kv,
-            proposer=caches.proposer,
-            config=settings,
-        )
-        for settings in (plain, replace(plain, prefill_chunk_size=TAIL_CHUNK))
-    ]
-    warm_up(*engines)
-    warm = set(variants)
-    load(llm, longest=longest - 32)
-    assert variants == warm
-    assert len(warm) >= 5
-
-
-def variant_of(q: torch.Tensor, layer: KVLayer, batch: PreparedBatch) -> tuple[object, ...]:
-    """Return what selects the binary of a launch with this batch on CUDA."""
-    num_kv_heads = layer.k.shape[1]
-    is_tiled = batch.rows_per_request is None and batch.tiles_U2 is not None
-    width = ROW_TILE_ROWS if is_tiled else batch.rows_per_request or 1
-    constants = launches.segment_constants(
-        q.shape[1], num_kv_heads, q.shape[2], layer.k.shape[2], width, 2
+    eager = Engine(
+        target=llm.models.target,
+        target_kv=caches.target_kv,
+        proposer=caches.proposer,
+        config=replace(llm.config, enable_prefix_cache=False),
     )
-    groups = q.shape[0] // width if batch.tiles_U2 is None or not is_tiled else len(batch.tiles_U2)
-    num_programs = groups * constants["PARTS"] * num_kv_heads
-    num_segments = -(-batch.max_length // SEGMENT)
-    in_turn = launches.goes_in_turn(q.device, num_programs, num_segments, width)
-    num_parts = 1 if in_turn else num_segments
-    warps = launches.segment_warps(q.device, num_programs * num_parts)
-    return (q.shape[1:], num_kv_heads, width, is_tiled, num_segments == 1, in_turn, warps)
+    with variants.noted():
+        warm_up(eager, llm.models, caches)
+        warm = set(variants.seen)
+        load(llm, longest=longest - 32)
+    assert variants.seen == warm
+    assert len({name for name, _ in warm}) >= 10
+
+
+@pytest.mark.parametrize(
+    ("heads", "num_kv_heads", "head_dim"),
+    [(4, 1, 8), (9, 3, 64), (32, 8, 128), (28, 4, 128), (64, 64, 128)],
+)
+@pytest.mark.parametrize("most_segments", [1, 2, 9, 150])
+def test_attention_of_any_size_has_a_variant_that_was_launched(
+    heads: int, num_kv_heads: int, head_dim: int, most_segments: int
+) -> None:
+    pool = torch.zeros((1, num_kv_heads, 1, head_dim), dtype=torch.bfloat16)
+    kind, most_tiles = (heads, KVLayer(k=pool, v=pool)), 200
+    variants = Variants()
+    with variants.noted(), variants.launching():
+        attend_everywhere([kind], most_tiles=most_tiles, most_segments=most_segments)
+        warm = set(variants.seen)
+        for num_tiles in range(1, most_tiles + 1):
+            for num_segments in {*range(1, min(most_segments, 9) + 1), most_segments}:
+                attend(*kind, num_tiles, num_segments)
+    assert variants.seen == warm
+    assert len(warm) <= 5
+
+
+def attend(heads: int, layer: KVLayer, num_tiles: int, num_segments: int) -> None:
+    """Attend from tiles of 16 rows."""
+    rows_N = torch.zeros(num_tiles * ROW_TILE_ROWS, dtype=torch.int64)
+    batch = PreparedBatch(
+        ids_target_N=rows_N,
+        positions_N=rows_N,
+        slots_N=rows_N,
+        row_request_N=rows_N.int(),
+        block_tables_BT=torch.zeros((1, num_segments * SEGMENT), dtype=torch.int32),
+        max_length=num_segments * SEGMENT - 1,
+        tiles_U2=torch.zeros((num_tiles, 2), dtype=torch.int32),
+    )
+    q_NHP = torch.empty((rows_N.shape[0], heads, layer.k.shape[3]), dtype=layer.k.dtype)
+    paged_attention(q_NHP, layer, batch, scale=0.1, window=100)
