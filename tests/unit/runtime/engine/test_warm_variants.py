@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.engine.engine import Engine
+from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.warm_up import attend_everywhere, warm_up
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.rows import SEGMENT
@@ -25,12 +26,8 @@ from tests.mixed_load import load
 from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_last_state import last_state_world
 
-
-class InTurn:
-    """Costs by which prompts go in turn wherever a graph runs the first of them."""
-
-    def is_in_turn(self, shapes: Sequence[object], num_rows: Sequence[int]) -> bool:
-        return shapes[0] is not None
+BY_GRAPHS = PrefillCosts(graph_s=defaultdict(float), eager_s=((1, 1.0),))
+"""Prompts run by graphs wherever one holds the first of them."""
 
 
 def world_of(kind: str, folder: Path) -> World:
@@ -57,7 +54,7 @@ def test_a_mixed_load_needs_no_other_variant(kind: str, has_graphs: bool, tmp_pa
     longest = min(world.models.target.max_positions, 1024)
     sizes: dict[str, Any] = {"graphs": "off"}
     if has_graphs:  # eager steps are then those that no graph runs, other mixtures of rows
-        sizes = {"make_runner": captured_runner(variants), "prefill_costs": InTurn()}
+        sizes = {"make_runner": captured_runner(variants), "prefill_costs": BY_GRAPHS}
     llm, _ = make_llm(
         world, proposer=kind, max_num_requests=8, num_speculative_tokens=0 if kind == "none" else 3,
         max_model_len=longest, max_num_batched_tokens=1024, num_kv_blocks=longest + 1,
