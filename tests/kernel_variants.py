@@ -10,6 +10,8 @@ whether an address is). Addresses are those of the CPU; parts of tensors are ali
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +24,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from runtime.kernels import attention
+from runtime.kernels import attention, cuda
+from runtime.kernels.cuda import device
 from tests.fake_graph import FakeGraph
 
 Variant = tuple[str, str]
 """Name of a kernel and what it was compiled for."""
 
+for _module in pkgutil.iter_modules(cuda.__path__):  # those loaded later would keep what is put in
+    importlib.import_module(f"{cuda.__name__}.{_module.name}")
+
 _H200 = GPUTarget("cuda", 90, 32)
+_options = device.overlap_options
 
 
 class Variants:
@@ -57,6 +64,9 @@ class Variants:
             )
             patch.setattr(JITFunction, "run", note)
             patch.setattr(attention, "ROUND_LAYOUTS", {"cpu": "dense"})
+            patch.setattr(device, "device_arch", lambda _: _H200.arch)
+            for module, name in _names_of(device.overlap_options):
+                patch.setattr(module, name, _options_on_device)
             for module, name, function in _choosing():
                 patch.setattr(module, name, self._doing_both(function))
             yield
@@ -120,6 +130,20 @@ def _choosing() -> list[tuple[ModuleType, str, FunctionType]]:
         and value.__module__.startswith("runtime.kernels.")
         and "is_cuda" in value.__code__.co_names
     ]
+
+
+def _names_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
+    return [
+        (module, name)
+        for module_name, module in list(sys.modules.items())
+        if module_name.startswith("runtime.kernels.cuda.")
+        for name, value in list(vars(module).items())
+        if value is function
+    ]
+
+
+def _options_on_device(_: torch.device, *args: Any) -> tuple[int, dict[str, bool]]:
+    return _options(torch.device("cuda", 0), *args)
 
 
 @functools.cache
