@@ -55,6 +55,7 @@ class FakeGraph:
         self.num_unread_at_launch: list[int] = []
         self.prefills: list[tuple[PrefillShape, int, int]] = []  # of a prompt: shape, start, rows
         self.num_prefills = 0
+        self.num_unread_at_prefill: list[int] = []
         self.prefill_shapes = () if round_.prefill is None else round_.prefill.shapes
         self._tokens: list[int] | None = None
         self._outcomes: list[list[list[int]] | None] = [None] * (SPLIT_BUFFER + 1)
@@ -102,6 +103,8 @@ class FakeGraph:
             if slot != self.round.state.padding_slot:
                 self.prefills.append((shape, start, num_rows))
         self.num_prefills += 1
+        unread = self._outcomes[:SPLIT_BUFFER]
+        self.num_unread_at_prefill.append(sum(item is not None for item in unread))
         poison_padding(self.round)
         with contiguous_batches():
             self.round.run_prefill(shape)

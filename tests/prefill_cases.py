@@ -11,12 +11,41 @@ import torch
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from tests.engine_harness import World, kv_rows, prompt_of
-from tests.fake_graph import ids_of, make_agreeing_world
+from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
 from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_last_state import last_state_world
 from tests.tiny_parallel import parallel_world
 
 KINDS = ("none", "ngram", "eagle3", "mtp", "eagle", "peagle", "dspark", "dflash")
+
+
+GAMMA = 3
+
+
+class PrefillCase:
+    """A world and the proposer that runs over it."""
+
+    def __init__(self, kind: str, world: World) -> None:
+        """Take both."""
+        self.kind, self.world = kind, world
+
+    def pair(self, **settings: object) -> tuple[LLM, LLM, FakeGraph]:
+        """Return an engine with eager prefills and one with prefills of fixed sizes."""
+        settings = {
+            "proposer": self.kind,
+            "num_speculative_tokens": 0 if self.kind == "none" else GAMMA,
+            "max_num_requests": 2,
+            **settings,
+        }
+        eager, (plain,) = make_llm(self.world, **(settings | {"prefill_buckets": ()}))
+        assert plain.prefill_shapes == ()
+        device, (graph,) = make_llm(self.world, **settings)
+        return eager, device, graph
+
+
+def prompts_of(graph: FakeGraph) -> list[tuple[int, int, int]]:
+    """Return rows of the graph, first position and rows of each prompt that ran on the device."""
+    return [(shape.num_rows, start, count) for shape, start, count in graph.prefills]
 
 
 def prefill_world(folder: Path, kind: str) -> World:

@@ -100,6 +100,7 @@ class Engine:
             kv_block_size=config.kv_block_size,
             forced=forced,
             prefills=make_prefills(rounds, prefill_costs, self._pipeline),
+            pipeline=self._pipeline,
         )
 
     @property
@@ -227,9 +228,12 @@ class Engine:
 
     def _step(self, listener: RowsListener | None) -> tuple[RequestDelta, ...]:
         if self._pipeline is not None:
-            results = self._pipeline.next_results()
-            if results is not None:
-                return tuple(self._commit_results(results))
+            if listener is None:
+                self._rounds.start_behind(self._scheduler)
+            if not self._pipeline.flights.is_prefill_next:
+                results = self._pipeline.next_results()
+                if results is not None:
+                    return tuple(self._commit_results(results))
         failed: list[RequestDelta] = []
         for _ in range(self._rounds.num_missing):
             plan = self._scheduler.schedule(num_parts=self._rounds.num_parts)

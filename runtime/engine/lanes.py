@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from runtime.engine.request import Placement, Request
 from runtime.graphs.round import RoundRunner
-from runtime.graphs.state import RoundShape
 from specctl.contract.diagnostics import Diagnostic
 
 
@@ -20,6 +19,7 @@ class Lane:
         last_length: tokens with which a round may still start at most.
         num_written_blocks: blocks of its table that the device knows, with how it chooses tokens; 0
             where it knows nothing of the request.
+        is_current: whether the device knows where the request stands.
     """
 
     request: Request
@@ -27,27 +27,12 @@ class Lane:
     limit: int
     last_length: int
     num_written_blocks: int
+    is_current: bool = False
 
     @property
     def is_running(self) -> bool:
         """Whether the request still is what the device took it for."""
         return self.request.placement is self.placement
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flight:
-    """A whole round that was launched and not read; its number among all launches."""
-
-    number: int
-    lanes: tuple[Lane, ...]
-    num_drafts: tuple[int, ...]
-    shape: RoundShape
-    buffer: int
-
-    @property
-    def has_left(self) -> bool:
-        """Whether one of its requests left since the launch."""
-        return any(not lane.is_running for lane in self.lanes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,14 +10,17 @@ Requests with a grammar are a group apart with split rounds (`runtime.engine.spl
 halves are launched between whole rounds of the others and read in the order of the device's queue.
 Where one group needs the eager path, neither starts another round.
 
-Invariants: at most NUM_BUFFERS whole rounds are unread; only the eager path adds requests, with
-nothing unread; device state is ahead of the host's by the unread rounds exactly; a slot's blocks
-and sampling are written once for each placement, blocks that come later as they come.
+A captured prefill may be launched behind unread rounds. Of the others one round is launched behind
+it, so that the device has work while the host reads what it yields; then its requests join.
+
+Invariants: at most NUM_BUFFERS whole rounds are unread, and one of them behind an unread prefill;
+the eager path runs with nothing unread; device state is ahead of the host's by the unread rounds
+exactly; a slot's blocks and sampling are written once for each placement, blocks that come later as
+they come, and where a request stands when it joins.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,12 +29,12 @@ from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.device_rounds import DeviceRounds
-from runtime.engine.lanes import Flight, Lane, LaneResult, counted_drafts
+from runtime.engine.flights import Flight, Flights
+from runtime.engine.lanes import Lane, LaneResult, counted_drafts
 from runtime.engine.request import Placement, Request
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.slot_params import round_kind, slot_row, standing
 from runtime.engine.split_rounds import SplitRounds
-from runtime.graphs.round import NUM_BUFFERS
 from runtime.graphs.split import split_kind
 from runtime.graphs.state import RoundShape
 
@@ -68,7 +71,11 @@ class _Group:
 
 
 class Pipeline:
-    """Launches rounds ahead and reads them in order."""
+    """Launches rounds ahead and reads them in order.
+
+    Attributes:
+        flights: whole rounds that are unread.
+    """
 
     def __init__(
         self,
@@ -92,16 +99,14 @@ class Pipeline:
         self._scheduler = scheduler
         self._blocks = blocks
         self._config = config
-        self._flights: deque[Flight] = deque()
-        self._num_launches = 0
-        self._next_buffer = 0
+        self.flights = Flights()
         self._whole = _Group()  # requests without a grammar
         self._masked = _Group()  # requests with one
         split = rounds.round_.split
         self._split = None if split is None else SplitRounds(rounds.runner, split)
         self._seen_version: int | None = None
-        self._is_unread = False  # a round of requests that all left was not waited for
-        self._is_written = False  # device state of all lanes is current
+        self._is_unread = False  # a round whose requests all left was not waited for
+        self._is_written = False  # lanes go on: no eager step came between
         self._rows: dict[int, tuple[Placement, int]] = {}  # slot -> whose row, blocks in it
 
     def expect(self, requests: Sequence[Request]) -> None:
@@ -122,9 +127,22 @@ class Pipeline:
         Sync: waits for the device where there are such rounds.
         """
         is_split = self._split is not None and self._split.is_busy
-        if self._is_unread or is_split or any(flight.has_left for flight in self._flights):
+        if self._is_unread or is_split or any(flight.has_left for flight in self.flights):
             self._runner.settle()
             self._is_unread = False
+
+    @property
+    def may_prefill(self) -> bool:
+        """Whether a prefill may be launched behind the rounds in flight: requests wait for one."""
+        if not self.flights or self._masked.lanes or not self._scheduler.may_admit:
+            return False
+        is_split = self._split is not None and self._split.is_busy
+        return not is_split and all(map(_may_join, self._scheduler.running))
+
+    def end_prefill(self) -> None:
+        """Note that the prefill was read, or given up: its requests may join."""
+        self.flights.end_prefill()
+        self._seen_version = None
 
     def close(self) -> None:
         """End the thread that makes masks."""
@@ -144,8 +162,8 @@ class Pipeline:
             if split is not None and self._is_split_next():
                 self._launch_masked(split, may_wait=True)
                 results = split.read() if split.number is not None else []
-            elif self._flights:
-                results = self._read(self._flights.popleft())
+            elif self.flights:
+                results = self._read(self.flights.pop())
             else:
                 self._is_written = False
                 self._seen_version = None
@@ -158,9 +176,8 @@ class Pipeline:
         split = self._split
         if split is None or not split.is_busy:
             return False
-        if not self._flights:
-            return True
-        return split.number is not None and split.number < self._flights[0].number
+        oldest = self.flights.oldest_number
+        return oldest is None or (split.number is not None and split.number < oldest)
 
     def _read(self, flight: Flight) -> list[LaneResult]:
         if not any(lane.is_running for lane in flight.lanes):
@@ -187,7 +204,7 @@ class Pipeline:
         split = self._split
         if split is not None:
             self._launch_masked(split, may_wait=False)
-        if self._scheduler.may_admit:
+        if self._scheduler.may_admit and not self.flights.has_prefill:
             return
         if self._seen_version != self._scheduler.version and not self._join():
             return
@@ -195,32 +212,27 @@ class Pipeline:
             size = self._choose(self._masked)
             if not self._has_room(self._masked, size.count, ahead=0):
                 return
-            if not self._is_full and self._is_needed and self._prepare() is None:
+            if not self.flights.is_full and self._is_needed and self._prepare() is None:
                 return  # the others need the eager path
             self._launch_split(split, size)
-        while not self._is_full and self._is_needed:
+        while not self.flights.is_full and self._is_needed:
             prepared = self._prepare()
             if prepared is None:
                 return
             self._launch(prepared)
 
     @property
-    def _is_full(self) -> bool:
-        """Whether as many whole rounds are unread as there are buffers."""
-        return len(self._flights) >= NUM_BUFFERS
-
-    @property
     def _is_needed(self) -> bool:
         """Whether another whole round may yield a token: every unread one commits one at least."""
         return any(
-            lane.request.max_length - len(lane.request.ids_target) > len(self._flights)
+            lane.request.max_length - len(lane.request.ids_target) > len(self.flights)
             for lane in self._whole.lanes
         )
 
     def _prepare(self) -> _Size | None:
         """Make room for one more whole round; None when it cannot run here."""
         size = self._choose(self._whole)
-        ahead = sum(flight.shape.width for flight in self._flights)
+        ahead = self.flights.num_tokens_ahead
         return size if self._has_room(self._whole, size.count, ahead=ahead) else None
 
     def _has_room(self, group: _Group, count: int, *, ahead: int) -> bool:
@@ -267,7 +279,7 @@ class Pipeline:
 
     def _launch(self, size: _Size) -> None:
         group = self._whole
-        ahead = sum(flight.shape.width for flight in self._flights)
+        ahead = self.flights.num_tokens_ahead
         longest = max(len(lane.request.ids_target) for lane in group.lanes)
         # Rounds that draw are made for the longest context only.
         contexts = self._runner.contexts if group.kind == "greedy" else self._runner.contexts[-1:]
@@ -282,18 +294,8 @@ class Pipeline:
         )
         self._state.write_batch([lane.placement.slot for lane in group.lanes], size.num_drafts)
         self._write(group)
-        self._runner.launch(shape, self._next_buffer)
-        self._flights.append(
-            Flight(
-                number=self._num_launches,
-                lanes=group.lanes,
-                num_drafts=size.num_drafts,
-                shape=shape,
-                buffer=self._next_buffer,
-            )
-        )
-        self._num_launches += 1
-        self._next_buffer = (self._next_buffer + 1) % NUM_BUFFERS
+        self._runner.launch(shape, self.flights.next_buffer)
+        self.flights.add(lanes=group.lanes, num_drafts=size.num_drafts, shape=shape)
 
     def _launch_split(self, split: SplitRounds, size: _Size) -> None:
         self._write(self._masked)
@@ -304,34 +306,34 @@ class Pipeline:
             kind=split_kind(self._masked.kind),
             is_split=True,
         )
-        split.start(self._masked.lanes, size.num_drafts, shape, self._num_launches)
-        self._num_launches += 1
+        split.start(self._masked.lanes, size.num_drafts, shape, self.flights.num_launches)
+        self.flights.num_launches += 1
 
     def _launch_masked(self, split: SplitRounds, *, may_wait: bool) -> None:
         """Launch the second half of a split round if its masks are made, or once they are."""
-        self._num_launches += split.launch_masked(self._num_launches, may_wait=may_wait)
+        number = self.flights.num_launches
+        self.flights.num_launches += split.launch_masked(number, may_wait=may_wait)
 
     def _write(self, group: _Group) -> None:
-        """Bring block tables of a group up to date, or all of every lane after an eager step."""
-        lanes = group.lanes
-        if not self._is_written:
-            lanes = (*self._whole.lanes, *self._masked.lanes)
-            known = [lane for lane in lanes if lane.num_written_blocks]
-            news = [lane for lane in lanes if not lane.num_written_blocks]
-            if known:
-                self._state.write_newest([standing(lane.request) for lane in known])
-            if news:
-                self._state.write_requests([slot_row(lane.request) for lane in news])
-                self._note_blocks(news)
-            self._is_written = True
+        """Tell the device of lanes that it does not know, and bring block tables up to date."""
+        joined = [lane for lane in group.lanes if not lane.is_current]
+        known = [lane for lane in joined if lane.num_written_blocks]
+        news = [lane for lane in joined if not lane.num_written_blocks]
+        if known:
+            self._state.write_newest([standing(lane.request) for lane in known])
+        if news:
+            self._state.write_requests([slot_row(lane.request) for lane in news])
+            self._note_blocks(news)
+        for lane in joined:
+            lane.is_current = True
         cells = [
             (lane.placement.slot, index, lane.placement.table.blocks[index])
-            for lane in lanes
+            for lane in group.lanes
             for index in range(lane.num_written_blocks, len(lane.placement.table.blocks))
         ]
         if cells:
             self._state.write_blocks(cells)
-            self._note_blocks(lanes)
+            self._note_blocks(group.lanes)
 
     def _note_blocks(self, lanes: Sequence[Lane]) -> None:
         """Note that the device has the tables of these lanes."""
@@ -341,15 +343,11 @@ class Pipeline:
 
     def _join(self) -> bool:
         """Take the running requests as lanes; False when one of them needs the eager path."""
-        running = self._scheduler.running
+        running = [item for item in self._scheduler.running if not item.placed.is_under_way]
         if not running or not all(_may_join(request) for request in running):
             return False
         old = (*self._whole.lanes, *self._masked.lanes)
         known = {id(lane.placement): lane for lane in old} if self._is_written else {}
-        if known and any(id(request.placed) not in known for request in running):
-            if self._flights or (self._split is not None and self._split.is_busy):
-                return False  # one whose prompt came from elsewhere: all are written anew
-            self._is_written, known = False, {}
         lanes = tuple(known.get(id(request.placed)) or self._lane(request) for request in running)
         if sum(lane.limit + 1 for lane in lanes) > self._config.max_num_batched_tokens:
             return False
@@ -362,6 +360,7 @@ class Pipeline:
             return False
         self._whole, self._masked = whole, masked
         self._seen_version = self._scheduler.version
+        self._is_written = True
         return True
 
     def _group(self, lanes: tuple[Lane, ...]) -> _Group | None:

@@ -54,6 +54,10 @@ class DevicePrefills:
         self._proposer = proposer
         self._costs = costs
 
+    def may_start(self, works: Sequence[PrefillWork]) -> bool:
+        """Whether a plan of these prompts would start here."""
+        return self._chosen(works) is not None
+
     def start(self, plan: Plan) -> StartedRound | None:
         """Launch a prefill of the first prompts of a plan; None: the plan is the eager path's.
 

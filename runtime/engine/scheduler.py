@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.config import RuntimeConfig
 from runtime.engine.block_manager import BlockManager
@@ -184,20 +184,34 @@ class Scheduler:
         """
         decodes, budget = self._plan_decodes(self._config.max_num_batched_tokens, num_parts)
         prefills = []
-        admitted = []
         for request in self._running:
             if request.placed.is_under_way:
                 continue
             if budget and request.placed.num_tokens_to_prefill:
                 prefills.append(self._chunk(request, budget))
                 budget -= prefills[-1].num_rows
+        prefills += self._newcomers(budget)
+        return replace(self.plan_prefills(prefills), decodes=tuple(decodes))
+
+    def newcomers(self) -> tuple[PrefillWork, ...]:
+        """Start waiting requests while others run rounds; `plan_prefills` makes a plan of them.
+
+        Those that get none are planned by `schedule`, as chunks of running requests.
+        """
+        return tuple(self._newcomers(self._config.max_num_batched_tokens))
+
+    def plan_prefills(self, works: Sequence[PrefillWork]) -> Plan:
+        """Return a plan of these prompts alone."""
+        admitted = tuple(work.request for work in works if work.request.num_cached_tokens is None)
+        for request in admitted:
+            request.num_cached_tokens = request.placed.table.num_cached_tokens
+        return Plan(decodes=(), prefills=tuple(works), admitted=admitted)
+
+    def _newcomers(self, budget: int) -> Iterator[PrefillWork]:
         while budget and (newcomer := self._admit()) is not None:
-            if newcomer.num_cached_tokens is None:
-                newcomer.num_cached_tokens = newcomer.placed.table.num_cached_tokens
-                admitted.append(newcomer)
-            prefills.append(self._chunk(newcomer, budget))
-            budget -= prefills[-1].num_rows
-        return Plan(decodes=tuple(decodes), prefills=tuple(prefills), admitted=tuple(admitted))
+            work = self._chunk(newcomer, budget)
+            budget -= work.num_rows
+            yield work
 
     def _plan_decodes(self, budget: int, num_parts: int) -> tuple[list[DecodeWork], int]:
         decodes = []

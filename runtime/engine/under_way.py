@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.engine.forwards import Forwards, RowsListener
+from runtime.engine.pipeline import Pipeline
 from runtime.engine.prefills import DevicePrefills
 from runtime.engine.prepare import PackedRound
 from runtime.engine.request import Request
 from runtime.engine.round import Round, StartedRound, finish_round, start_round
-from runtime.engine.scheduler import Plan
+from runtime.engine.scheduler import Plan, Scheduler
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
 from runtime.spec.forced import ForcedLengths
@@ -44,6 +45,7 @@ class RoundsUnderWay:
         kv_block_size: int,
         forced: ForcedLengths | None,
         prefills: DevicePrefills | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         """Have nothing under way.
 
@@ -54,7 +56,8 @@ class RoundsUnderWay:
             proposer: who drafts.
             kv_block_size: tokens of a KV block.
             forced: decides what rounds accept; None: the target does.
-            prefills: runs prefills of one request on the device; None: all of them are eager.
+            prefills: runs prefills on the device; None: all of them are eager.
+            pipeline: the engine's own, behind whose rounds prefills may run.
         """
         self._forwards = forwards
         self._target = target
@@ -63,6 +66,7 @@ class RoundsUnderWay:
         self._kv_block_size = kv_block_size
         self._forced = forced
         self._prefills = prefills
+        self._pipeline = pipeline
         self._started: deque[StartedRound] = deque()
 
     def __len__(self) -> int:
@@ -115,6 +119,16 @@ class RoundsUnderWay:
                 break
         return blamed
 
+    def start_behind(self, scheduler: Scheduler) -> None:
+        """Launch a prefill of waiting requests behind the pipeline's rounds, if they may start."""
+        pipeline, prefills = self._pipeline, self._prefills
+        if pipeline is None or prefills is None or self._started or not pipeline.may_prefill:
+            return
+        works = scheduler.newcomers()
+        if prefills.may_start(works):
+            self.start(scheduler.plan_prefills(works))
+            pipeline.flights.begin_prefill()
+
     def finish(
         self, listener: RowsListener | None = None
     ) -> tuple[StartedRound, Round | None, list[Blamed]]:
@@ -129,6 +143,7 @@ class RoundsUnderWay:
         """
         started = self._started.popleft()
         if self._prefills is not None and not isinstance(started.rows, PackedRound):
+            self._end_prefill()
             return started, self._prefills.finish(started), []
         try:
             done = finish_round(
@@ -151,7 +166,12 @@ class RoundsUnderWay:
         while self._started:
             for placed in self._started.popleft().placements:
                 placed.is_under_way = False
+        self._end_prefill()
         self._forwards.abandon()
+
+    def _end_prefill(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.end_prefill()
 
     def close(self) -> None:
         """Let every round go, and what other stages hold for them."""

@@ -17,6 +17,7 @@ from runtime.config import RuntimeConfig
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.graphs.capture import GraphReport
+from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.recorder import capture_what_fits
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
@@ -60,10 +61,14 @@ def spoil(round_: DeviceRound, slots: Sequence[int]) -> None:
 
 
 class Leftovers(FakeGraph):
-    """Spoils the slots that a round does not run, and what a dry run of every shape left."""
+    """Spoils the slots that a round does not run, and what a dry run of every shape left.
+
+    Those of prompts that were just prefilled are spared: rounds of others may come first.
+    """
 
     def __init__(self, round_: DeviceRound, config: RuntimeConfig) -> None:
         super().__init__(round_, config)
+        self.coming: set[int] = set()
         for batch in self.batches:
             for context in self.contexts:
                 round_.run(
@@ -74,8 +79,15 @@ class Leftovers(FakeGraph):
     def launch(self, shape: RoundShape, buffer: int) -> None:
         state = self.round.state
         used = set(state.slots_B.tolist())
-        spoil(self.round, [s for s in range(state.padding_slot) if s not in used])
+        self.coming -= used
+        kept = used | self.coming
+        spoil(self.round, [s for s in range(state.padding_slot) if s not in kept])
         super().launch(shape, buffer)
+
+    def launch_prefill(self, shape: PrefillShape) -> None:
+        assert self.round.prefill is not None
+        self.coming |= set(self.round.prefill.inputs_X[: shape.num_places].tolist())
+        super().launch_prefill(shape)
 
 
 def with_leftovers(world: World, **settings: object) -> tuple[LLM, list[Leftovers]]:

@@ -10,12 +10,10 @@ import torch
 
 from runtime.config import RuntimeConfig
 from runtime.engine.forwards import RowsListener
-from runtime.engine.llm import LLM
 from runtime.engine.prefill_costs import (
     MOST_IN_TURN,
     PrefillCosts,
     PrefillGroup,
-    graph_groups,
 )
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import DeviceRound
@@ -24,19 +22,19 @@ from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, make_world, prompt_of
 from tests.fake_graph import BUCKETS, FakeGraph, ids_of, make_agreeing_world, make_llm
 from tests.prefill_cases import (
+    GAMMA,
     KINDS,
+    PrefillCase,
     after_prefill,
-    check_one_prefill,
-    crowd,
     one_by_one,
     prefill_request,
     prefill_world,
+    prompts_of,
 )
 from tests.tiny_grammar import Grammar, parity
 from tests.tiny_last_state import last_state_world
 
 EDGES = (1, 7, 8, 9, 24, 25, 40)
-GAMMA = 3
 
 
 @pytest.fixture(scope="module")
@@ -45,33 +43,13 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Case:
-    return _Case(request.param, prefill_world(tmp_path_factory.mktemp("kinds"), request.param))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PrefillCase:
+    return PrefillCase(
+        request.param, prefill_world(tmp_path_factory.mktemp("kinds"), request.param)
+    )
 
 
-class _Case:
-    def __init__(self, kind: str, world: World) -> None:
-        self.kind, self.world = kind, world
-
-    def pair(self, **settings: object) -> tuple[LLM, LLM, FakeGraph]:
-        """Return an engine with eager prefills and one with prefills of fixed sizes."""
-        settings = {
-            "proposer": self.kind,
-            "num_speculative_tokens": 0 if self.kind == "none" else GAMMA,
-            "max_num_requests": 2,
-            **settings,
-        }
-        eager, (plain,) = make_llm(self.world, **(settings | {"prefill_buckets": ()}))
-        assert plain.prefill_shapes == ()
-        device, (graph,) = make_llm(self.world, **settings)
-        return eager, device, graph
-
-
-def _rows(graph: FakeGraph) -> list[tuple[int, int, int]]:
-    return [(shape.num_rows, start, count) for shape, start, count in graph.prefills]
-
-
-def test_a_prefill_leaves_what_the_eager_one_leaves(case: _Case) -> None:
+def test_a_prefill_leaves_what_the_eager_one_leaves(case: PrefillCase) -> None:
     eager, device, graph = case.pair()
     for length in EDGES:
         request = prefill_request(length, length)
@@ -80,12 +58,12 @@ def test_a_prefill_leaves_what_the_eager_one_leaves(case: _Case) -> None:
         assert len(found[1]) == len(expected[1]) > 0
         for one, other in zip(found[1], expected[1], strict=True):
             assert torch.equal(one, other), f"prompt of {length}"
-    assert _rows(graph) == [
+    assert prompts_of(graph) == [
         (min(size for size in BUCKETS if size >= length), 0, length) for length in EDGES
     ]
 
 
-def test_answers_with_prefix_hits_and_long_prompts(case: _Case) -> None:
+def test_answers_with_prefix_hits_and_long_prompts(case: PrefillCase) -> None:
     """Hits leave a part of a prompt, chunks a last one; both start in the middle."""
     eager, device, graph = case.pair(prefill_chunk_size=32)
     shared = prompt_of(3, 40)
@@ -99,7 +77,7 @@ def test_answers_with_prefix_hits_and_long_prompts(case: _Case) -> None:
     assert one_by_one(device, requests) == one_by_one(eager, requests)
     assert device.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
     assert device.engine.stats().num_cached_tokens == eager.engine.stats().num_cached_tokens > 0
-    starts = [start for _, start, _ in _rows(graph)]
+    starts = [start for _, start, _ in prompts_of(graph)]
     assert starts[:3] == [64, 32, 32]
     assert min(starts[3:]) > 0
     assert device.engine.stats().num_device_rounds > 0
@@ -107,7 +85,7 @@ def test_answers_with_prefix_hits_and_long_prompts(case: _Case) -> None:
 
 
 def test_a_late_prompt_is_prefilled_alone_beside_requests_that_decode(agreeing: World) -> None:
-    eager, device, graph = _Case("eagle3", agreeing).pair(max_num_requests=3)
+    eager, device, graph = PrefillCase("eagle3", agreeing).pair(max_num_requests=3)
     requests = [prefill_request(seed, 5 + 9 * seed, max_tokens=30) for seed in range(4)]
     expected = ids_of(eager.generate(requests))
     got: dict[str, tuple[int, ...]] = {}
@@ -120,14 +98,14 @@ def test_a_late_prompt_is_prefilled_alone_beside_requests_that_decode(agreeing: 
         device.engine.check()
         steps += 1
     assert got == expected
-    assert [count for _, _, count in _rows(graph)] == [5, 14, 23, 32]
+    assert [count for _, _, count in prompts_of(graph)] == [5, 14, 23, 32]
     stats = device.engine.stats()
     assert stats.num_rows >= sum(len(request.prompt_ids_target) for request in requests)
     assert stats.num_steps == stats.num_device_rounds + len(requests)
 
 
 def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
-    eager, device, graph = _Case("eagle3", agreeing).pair(
+    eager, device, graph = PrefillCase("eagle3", agreeing).pair(
         num_kv_blocks=10,
         max_num_requests=2,
         max_model_len=64,
@@ -137,7 +115,7 @@ def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
     requests = [prefill_request(seed, 4 + 5 * seed, max_tokens=32) for seed in range(2)]
     assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
     assert device.engine.stats().num_preemptions > 0
-    assert [start for _, start, _ in _rows(graph)] == [0, 0, 0]
+    assert [start for _, start, _ in prompts_of(graph)] == [0, 0, 0]
     assert graph.prefills[-1][2] > len(requests[1].prompt_ids_target), "output comes back, too"
     device.engine.check()
 
@@ -154,41 +132,19 @@ def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
     ids=["sampled", "logprobs", "penalty", "grammar", "long"],
 )
 def test_other_requests_keep_the_eager_prefill(agreeing: World, fields: dict[str, object]) -> None:
-    eager, device, graph = _Case("eagle3", agreeing).pair()
+    eager, device, graph = PrefillCase("eagle3", agreeing).pair()
     requests = [prefill_request(1, 12, **fields)]
     assert one_by_one(device, requests) == one_by_one(eager, requests)
     assert graph.prefills == []
 
 
-PACKED = (24, 48, 96, 160)  # rows of prefills of up to 1, 3, 6 and 8 prompts
-
-
-@pytest.mark.parametrize("lengths", [(1, 1), (16, 16, 16), (7, 33, 17, 1, 24), (40,) * 8])
-def test_prompts_in_one_prefill_leave_what_eager_ones_leave(
-    case: _Case, lengths: tuple[int, ...]
-) -> None:
-    eager, device, graph = case.pair(max_num_requests=8, prefill_buckets=PACKED)
-    check_one_prefill(eager, device, lengths)
-    assert [count for _, _, count in _rows(graph)] == list(lengths)
-    assert graph.num_prefills < len(lengths)
-
-
-def test_prompts_in_one_prefill_give_the_same_answers(case: _Case) -> None:
-    """Prefix hits and requests that come while others decode; some prefills start in the middle."""
-    eager, device, graph = case.pair(max_num_requests=6, prefill_buckets=PACKED)
-    requests = crowd(12)
-    assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
-    assert device.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
-    assert 0 < graph.num_prefills < len(graph.prefills)
-    assert any(start for _, start, _ in _rows(graph))
-    device.engine.check()
-
-
 def test_few_prompts_are_prefilled_in_turn_and_many_together(agreeing: World) -> None:
-    eager, device, graph = _Case("eagle3", agreeing).pair(max_num_requests=MOST_IN_TURN + 1)
+    eager, device, graph = PrefillCase("eagle3", agreeing).pair(max_num_requests=MOST_IN_TURN + 1)
     few = [prefill_request(seed, 20 + seed) for seed in range(MOST_IN_TURN)]
     assert ids_of(device.generate(few)) == ids_of(eager.generate(few))
-    assert [count for _, _, count in _rows(graph)] == [20 + seed for seed in range(MOST_IN_TURN)]
+    assert [count for _, _, count in prompts_of(graph)] == [
+        20 + seed for seed in range(MOST_IN_TURN)
+    ]
     device.engine.check()
     many = [prefill_request(50 + seed, 20 + seed) for seed in range(MOST_IN_TURN + 1)]
     assert ids_of(device.generate(many)) == ids_of(eager.generate(many))
@@ -217,7 +173,7 @@ def _costs(graph_s: float, launches_s: float, row_s: float) -> PrefillCosts:
 def test_measured_costs_decide_who_goes_in_turn(
     agreeing: World, costs: PrefillCosts, num_in_turn: int
 ) -> None:
-    eager, device, graph = _Case("eagle3", agreeing).pair(
+    eager, device, graph = PrefillCase("eagle3", agreeing).pair(
         max_num_requests=8,
         prefill_costs=costs,
         max_num_batched_tokens=512,
@@ -241,49 +197,15 @@ def test_costs_between_measured_rows_lie_on_a_line() -> None:
     assert not costs.is_cheaper([one], [8, 25])  # the other runs eagerly in any case
 
 
-def test_what_a_prefill_holds() -> None:
-    shape = PrefillShape(num_rows=64, context=100, num_places=3)
-    fits = partial(_num_fitting, shape)
-    assert [fits(64), fits(65), fits(16, 16, 16, 16)] == [1, 0, 3]
-    assert [fits(1, 1, 32), fits(1, 1, 33), fits(17, 32), fits(17, 33)] == [3, 2, 2, 1]
-    assert shape.num_fitting([8, 8, 8], [8, 101, 8]) == 1
-
-
-def _num_fitting(shape: PrefillShape, *lengths: int) -> int:
-    return shape.num_fitting(lengths, lengths)
-
-
-def test_prompts_are_divided_by_what_a_row_costs() -> None:
-    shapes = [
-        PrefillShape(num_rows=rows, context=context, num_places=rows // 16)
-        for rows in (256, 64, 32)
-        for context in (512, 128)
-    ]
-
-    def sizes(*lengths: int, costs: PrefillCosts | None = None) -> list[tuple[int, int, int]]:
-        groups = graph_groups(shapes, [(length, length) for length in lengths], costs)
-        return [(item.shape.num_rows, item.shape.context, item.num_prompts) for item in groups]
-
-    assert sizes(30) == [(32, 128, 1)]
-    assert sizes(30, 30) == [(64, 128, 2)]
-    assert sizes(*[30] * 10) == [(256, 128, 8), (64, 128, 2)]
-    assert sizes(200, 20) == [(256, 512, 2)]
-    assert sizes(300) == []
-    assert sizes(20, 300, 20) == [(32, 128, 1)]
-    seconds = {shape: 1.0 if shape.num_rows == 256 else 0.1 for shape in shapes}
-    dear = PrefillCosts(graph_s=seconds, eager_s=((16, 1.0),))
-    assert sizes(*[30] * 4, costs=dear) == [(64, 128, 2), (64, 128, 2)]
-
-
 def test_a_prompt_that_does_not_fit_takes_the_others_along(agreeing: World) -> None:
-    eager, device, graph = _Case("eagle3", agreeing).pair()
+    eager, device, graph = PrefillCase("eagle3", agreeing).pair()
     requests = [prefill_request(1, 41), prefill_request(2, 9)]
     assert ids_of(device.generate(requests)) == ids_of(eager.generate(requests))
     assert graph.prefills == []
 
 
 def test_a_listener_keeps_the_eager_prefill(agreeing: World) -> None:
-    _, device, graph = _Case("eagle3", agreeing).pair()
+    _, device, graph = PrefillCase("eagle3", agreeing).pair()
     layers: list[int] = []
     device.engine.add_request(prefill_request(3, 12))
     listener = RowsListener(
@@ -316,7 +238,7 @@ def test_a_draft_that_missed_the_prompt_is_seen(
 ) -> None:
     """Negative control: the draft's part of a prefill matters to acceptance."""
     requests = [prefill_request(seed, 12 + seed) for seed in range(4)]
-    eager, device, _ = _Case("eagle3", agreeing).pair()
+    eager, device, _ = PrefillCase("eagle3", agreeing).pair()
     monkeypatch.setattr(ChainProposer, "observe_prefill", lambda *_: None)
     assert one_by_one(device, requests) == one_by_one(eager, requests)
     assert device.engine.stats().num_accepted_at != eager.engine.stats().num_accepted_at
@@ -350,7 +272,7 @@ def test_a_slot_is_written_before_the_token_of_its_prompt_is_read(
     agreeing: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the prefill and the first round only where the request stands is missing."""
-    _, device, graph = _Case("eagle3", agreeing).pair()
+    _, device, graph = PrefillCase("eagle3", agreeing).pair()
     calls: list[str] = []
 
     def noted(*given: object, name: str, call: Callable[..., object]) -> object:
