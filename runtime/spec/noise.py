@@ -35,6 +35,9 @@ __all__ = [
     "uniform",
 ]
 
+# Of 8 bytes: columns of any length are aligned alike, so kernels that read them have one variant.
+_ALIGNED_INTS = 2
+
 
 class DrawKind(IntEnum):
     """What a draw is for; kinds never share a counter.
@@ -79,15 +82,16 @@ def noise_rows(keys: Sequence[NoiseKey], *, device: torch.device) -> NoiseRows:
     Sync: none.
     """
     seeds = [key.seed % 2**64 for key in keys]
+    padding = [0] * (len(keys) % _ALIGNED_INTS)
     columns = on_device(
         [
-            [seed & MASK_32 for seed in seeds],
-            [seed >> 32 for seed in seeds],
-            [key.choice_index for key in keys],
-            [key.position for key in keys],
+            [seed & MASK_32 for seed in seeds] + padding,
+            [seed >> 32 for seed in seeds] + padding,
+            [key.choice_index for key in keys] + padding,
+            [key.position for key in keys] + padding,
         ],
         device=device,
-    )
+    )[:, : len(keys)]
     return NoiseRows(
         seed_low_M=columns[0],
         seed_high_M=columns[1],

@@ -2,14 +2,17 @@
 
 A slot's rows are written when its request is first observed, on the eager path, and read by rounds
 without host reads. Whether a draft is replaced is a function of the script's seed, the prompt, the
-draft's absolute position and its index in the round, drawn once for all of them; scripted counts go
-by the rounds that a request had.
+draft's absolute position and its index in the round. It is drawn for all of a prompt at once, and
+ahead for the prompts that the script names, so that a request that enters costs copies; scripted
+counts go by the rounds that a request had.
 
-Legend: S slots, the last one for padding; P absolute positions, G drafts of a round, B requests.
+Legend: S slots, the last one for padding; P absolute positions, G drafts of a round, B requests,
+K prompts, N new requests, L tokens of the longest continuation among them.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +30,8 @@ ScriptKey = tuple[int, ...] | str
 
 _UNKNOWN = -1
 _KEEP, _RIGHT, _WRONG = 0, 1, 2
+_MOST_KEPT_BYTES = 1 << 28  # of what is drawn ahead; other prompts are drawn when they come
+_DRAWS_AT_ONCE = 1 << 20  # a draw takes some hundred bytes on its way
 _T = TypeVar("_T")
 
 
@@ -96,8 +101,81 @@ def prompt_of(view: RequestView) -> tuple[int, ...]:
 
 def draw_key(script: OracleScript, prompt: tuple[int, ...], position: int) -> NoiseKey:
     """Return what names the draws at a position; the lane is the draft's index."""
-    digest = zlib.crc32(repr(prompt).encode("ascii"))
-    return NoiseKey(seed=script.seed, choice_index=digest, position=position)
+    return NoiseKey(seed=script.seed, choice_index=prompt_digest(prompt), position=position)
+
+
+def prompt_digest(prompt: tuple[int, ...]) -> int:
+    """Return 32 bits that stand for a prompt in draws."""
+    return zlib.crc32(repr(prompt).encode("ascii"))
+
+
+class DraftActions:
+    """What becomes of every draft of a prompt: kept, made right or made wrong."""
+
+    def __init__(self, script: OracleScript, room: Room, *, device: torch.device) -> None:
+        """Draw ahead for the prompts that the script names, as many as memory is meant for."""
+        self._shape = (room.max_length, room.max_drafts)
+        self._right_from = 1.0 - script.replacement_rate
+        self._positions_P = torch.arange(room.max_length, device=device)
+        self._offset_G = torch.arange(room.max_drafts, device=device)
+        self._seed = noise_rows([draw_key(script, (), 0)], device=device)
+        rates = script.corruption_rates or (0.0,)
+        self._wrong_below_G = on_device(
+            [rates[min(j, len(rates) - 1)] for j in range(room.max_drafts)],
+            dtype=torch.float64,
+            device=device,
+        )
+        prompts = (key for key in script.continuations if not isinstance(key, str))
+        digests = list(dict.fromkeys(prompt_digest(prompt) for prompt in prompts))
+        del digests[_MOST_KEPT_BYTES // max(1, math.prod(self._shape)) :]
+        self._place_of = {digest: place for place, digest in enumerate(digests)}
+        self._kept_KPG = self.draw(on_device(digests, device=device))
+
+    def place_of(self, digest: int) -> int | None:
+        """Return where the actions of a prompt are among those drawn ahead, if they are there."""
+        return self._place_of.get(digest)
+
+    def kept(self, places_K: torch.Tensor) -> torch.Tensor:
+        """Return int8 [K, P, G] of prompts that were drawn ahead."""
+        return self._kept_KPG.index_select(0, places_K)
+
+    def draw(self, digests_K: torch.Tensor) -> torch.Tensor:
+        """Return int8 [K, P, G] of prompts with these digests, int64."""
+        num_positions, num_drafts = self._shape
+        actions_KPG = digests_K.new_empty((digests_K.shape[0], *self._shape), dtype=torch.int8)
+        size = max(1, _DRAWS_AT_ONCE // max(1, num_positions * num_drafts))
+        for start in range(0, digests_K.shape[0], size):
+            part_K = digests_K[start : start + size]
+            num_rows = part_K.shape[0] * num_positions
+            rows = NoiseRows(
+                seed_low_M=self._seed.seed_low_M.expand(num_rows),
+                seed_high_M=self._seed.seed_high_M.expand(num_rows),
+                choice_index_M=part_K[:, None].expand(-1, num_positions).flatten(),
+                position_M=self._positions_P.repeat(part_K.shape[0]),
+            )
+            draws_MG = uniform(words_at(rows, self._offset_G, DrawKind.ORACLE))
+            actions_MG = torch.where(draws_MG >= self._right_from, _RIGHT, _KEEP)
+            actions_MG.masked_fill_(draws_MG < self._wrong_below_G, _WRONG)
+            actions_KPG[start : start + size] = actions_MG.view(part_K.shape[0], *self._shape)
+        return actions_KPG
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _NewRow:
+    """A request without rows.
+
+    Args:
+        first: position of its first output token.
+        known: what the script expects from there on.
+        digest: of its prompt.
+        place: of its actions among those drawn ahead, None: they are not there.
+    """
+
+    slot: int
+    first: int
+    known: tuple[int, ...]
+    digest: int
+    place: int | None
 
 
 class ScriptTable:
@@ -113,31 +191,61 @@ class ScriptTable:
         self._expected_SP = torch.full(shape, _UNKNOWN, dtype=torch.int64, device=device)
         self._rounds_S = torch.zeros(room.num_slots, dtype=torch.int64, device=device)
         self._offset_G = torch.arange(room.max_drafts, device=device)
+        self._actions: DraftActions | None = None
         self._actions_SPG: torch.Tensor | None = None
         if not script.accept_counts and (script.corruption_rates or script.replacement_rate):
+            self._actions = DraftActions(script, room, device=device)
             self._actions_SPG = torch.zeros(
                 (*shape, room.max_drafts), dtype=torch.int8, device=device
             )
         self._wrong_R = on_device(script.accept_counts, device=device)
 
     def load(self, views: Sequence[RequestView]) -> None:
-        """Write the rows of requests that have none yet.
+        """Write the rows of requests that have none yet: one upload for all of them.
 
         Sync: none.
         """
-        for view in views:
-            if view.slot in self._loaded:
-                continue
-            self._loaded.add(view.slot)
-            row_P = self._expected_SP[view.slot].fill_(_UNKNOWN)
-            self._rounds_S[view.slot].zero_()
-            continuation = find(self._script.continuations, view)
-            if continuation is not None:
-                first = view.num_prompt_tokens
-                known = continuation[: row_P.shape[0] - first]
-                row_P[first : first + len(known)] = on_device(known, device=self._device)
-            if self._actions_SPG is not None:
-                self._draw(self._actions_SPG[view.slot], view)
+        new = [self._new_row(view) for view in views if view.slot not in self._loaded]
+        if not new:
+            return
+        self._loaded.update(row.slot for row in new)
+        new.sort(key=lambda row: row.place is None)  # those drawn ahead come first
+        num_kept = sum(row.place is not None for row in new)
+        longest = max(len(row.known) for row in new)
+        table = [
+            [row.slot, row.first, row.digest if row.place is None else row.place, *row.known]
+            + [_UNKNOWN] * (longest - len(row.known))
+            for row in new
+        ]
+        uploaded_NX = on_device(table, device=self._device)
+        slots_N, known_NL = uploaded_NX[:, 0].contiguous(), uploaded_NX[:, 3:]
+        num_positions = self._expected_SP.shape[1]
+        # What lies beyond the last position goes to a column that is left out.
+        rows_NP = known_NL.new_full((len(new), num_positions + 1), _UNKNOWN)
+        places_NL = uploaded_NX[:, 1:2] + torch.arange(longest, device=self._device)
+        rows_NP.scatter_(1, places_NL.clamp(max=num_positions), known_NL)
+        self._expected_SP.index_copy_(0, slots_N, rows_NP[:, :num_positions])
+        self._rounds_S.index_fill_(0, slots_N, 0)
+        if self._actions is None or self._actions_SPG is None:
+            return
+        kept_K, drawn_K = uploaded_NX[:num_kept, 2], uploaded_NX[num_kept:, 2]
+        if num_kept:
+            self._actions_SPG.index_copy_(0, slots_N[:num_kept], self._actions.kept(kept_K))
+        if num_kept < len(new):
+            self._actions_SPG.index_copy_(0, slots_N[num_kept:], self._actions.draw(drawn_K))
+
+    def _new_row(self, view: RequestView) -> _NewRow:
+        prompt, first = prompt_of(view), view.num_prompt_tokens
+        digest = prompt_digest(prompt)
+        return _NewRow(
+            slot=view.slot,
+            first=first,
+            known=(find(self._script.continuations, view) or ())[
+                : self._expected_SP.shape[1] - first
+            ],
+            digest=digest,
+            place=None if self._actions is None else self._actions.place_of(digest),
+        )
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`."""
@@ -180,24 +288,3 @@ class ScriptTable:
         self._rounds_S.index_copy_(0, slots_B, rounds_B + 1)
         ids_BG = torch.where(is_right_BG & is_known_BG, expected_BG, ids_BG)
         return torch.where(is_wrong_BG & is_known_BG, wrong_BG, ids_BG)
-
-    def _draw(self, actions_PG: torch.Tensor, view: RequestView) -> None:
-        """Decide about every draft that may come at every position."""
-        num_positions, num_drafts = actions_PG.shape
-        first = noise_rows([draw_key(self._script, prompt_of(view), 0)], device=self._device)
-        rows = NoiseRows(
-            seed_low_M=first.seed_low_M.expand(num_positions),
-            seed_high_M=first.seed_high_M.expand(num_positions),
-            choice_index_M=first.choice_index_M.expand(num_positions),
-            position_M=torch.arange(num_positions, device=self._device),
-        )
-        draws_PG = uniform(words_at(rows, self._offset_G, DrawKind.ORACLE))
-        rates = self._script.corruption_rates or (0.0,)
-        wrong_G = on_device(
-            [rates[min(j, len(rates) - 1)] for j in range(num_drafts)],
-            dtype=torch.float64,
-            device=self._device,
-        )
-        is_right_PG = draws_PG >= 1.0 - self._script.replacement_rate
-        actions_PG.copy_(torch.where(is_right_PG, _RIGHT, _KEEP))
-        actions_PG[draws_PG < wrong_G] = _WRONG

@@ -87,6 +87,19 @@ def test_any_batching_gives_the_same_bits() -> None:
     assert torch.equal(gumbel_rows([keys[m] for m in order], num_ids=257), together[order])
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_rows_of_any_number_are_aligned_alike(count: int) -> None:
+    """Kernels are compiled by whether an address is divisible by 16: it never depends on rows."""
+    keys = [NoiseKey(seed=-index, choice_index=index, position=4 * index) for index in range(count)]
+    rows = noise_rows(keys, device=CPU)
+    columns = (rows.seed_low_M, rows.seed_high_M, rows.choice_index_M, rows.position_M)
+    for column_M in columns:
+        assert column_M.shape == (count,)
+        assert column_M.is_contiguous()
+        assert column_M.data_ptr() % 16 == 0
+    assert rows.position_M.tolist() == [key.position for key in keys]
+
+
 def test_ids_select_from_the_same_row() -> None:
     keys = keys_for(range(5))
     full = gumbel_rows(keys, num_ids=300)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.engine.request import RequestInput
+from runtime.spec import script_table
 from runtime.spec.blend import BlendedProposer
+from runtime.spec.noise import DrawKind, noise_words, uniform
 from runtime.spec.oracle import DeviceOracleProposer, OracleProposer, OracleScript
-from runtime.spec.script_table import Room
+from runtime.spec.script_table import Room, ScriptTable, draw_key
 from runtime.spec.types import Proposal, RequestView, SamplingParams
 from tests.engine_harness import World, prompt_of
 from tests.fake_graph import FakeGraph, make_llm
@@ -81,6 +86,83 @@ def test_a_slot_takes_the_script_of_its_new_request() -> None:
     assert rows_of(table.propose([first])) == [[20, 21, 22]]
     table.release(0)
     assert rows_of(table.propose([replace(second, slot=0)])) == [[0, 1, 0]]
+
+
+def actions_of_one(script: OracleScript, prompt: tuple[int, ...], room: Room) -> torch.Tensor:
+    """Decide about every draft of one request: the readable twin, int8 [P, G]."""
+    keys = [draw_key(script, prompt, position) for position in range(room.max_length)]
+    lanes = torch.arange(room.max_drafts)
+    draws = uniform(noise_words(keys, lanes, kind=DrawKind.ORACLE)).tolist()
+    rates = script.corruption_rates or (0.0,)
+    actions = torch.zeros((room.max_length, room.max_drafts), dtype=torch.int8)
+    for position, row in enumerate(draws):
+        for index, draw in enumerate(row):
+            if draw < rates[min(index, len(rates) - 1)]:
+                actions[position, index] = 2
+            elif draw >= 1.0 - script.replacement_rate:
+                actions[position, index] = 1
+    return actions
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+@pytest.mark.parametrize("at_once", [1, 2 * LENGTH * GAMMA, 1 << 20])
+def test_draws_are_those_of_one_request_however_they_are_made(
+    kept: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_table, "_MOST_KEPT_BYTES", kept * LENGTH * GAMMA)
+    monkeypatch.setattr(script_table, "_DRAWS_AT_ONCE", at_once)
+    # The third request is known by its id, so nothing is drawn ahead for its prompt.
+    known = {PROMPTS[0]: ANSWERS[0], PROMPTS[1]: ANSWERS[1], "2": (5, 6), (9,): (1,)}
+    script = OracleScript(
+        continuations=known, corruption_rates=(0.2, 0.5), replacement_rate=0.3, seed=2**40 + 7
+    )
+    table = ScriptTable(script, ROOM, device=CPU)
+    first, second, third = views_after((0, 0, 0), (3, 3, 3))
+    table.load([third])
+    table.load([third, second, first])
+    actions_SPG, expected_SP = table._actions_SPG, table._expected_SP
+    assert actions_SPG is not None
+    for view, answer in zip((first, second, third), (*ANSWERS[:2], (5, 6)), strict=True):
+        prompt = PROMPTS[view.slot]
+        assert torch.equal(actions_SPG[view.slot], actions_of_one(script, prompt, ROOM))
+        room = LENGTH - len(prompt)
+        row = [-1] * len(prompt) + [*answer, *[-1] * room][:room]
+        assert expected_SP[view.slot].tolist() == row
+    assert not actions_SPG[3].any()
+    assert set(actions_SPG.flatten().tolist()) == {0, 1, 2}
+
+
+def test_a_continuation_ends_where_a_request_does() -> None:
+    room = replace(ROOM, max_length=6)
+    table = ScriptTable(OracleScript(continuations={(1, 2): (7,) * 9}), room, device=CPU)
+    table.load([make_view((1, 2), SamplingParams(), num_prompt_tokens=2, slot=1, request_id="a")])
+    assert table._expected_SP[1].tolist() == [-1, -1, 7, 7, 7, 7]
+
+
+class Operations(TorchDispatchMode):
+    """Notes what is launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_requests_enter_with_few_operations_and_no_host_read(count: int) -> None:
+    script = OracleScript(
+        continuations=dict(zip(PROMPTS, ANSWERS, strict=True)), corruption_rates=(0.5,)
+    )
+    table = ScriptTable(script, ROOM, device=CPU)
+    with Operations() as seen:
+        table.load(views_after((0, 0, 0), (1, 1, 1))[:count])
+        num_operations = len(seen.names)
+        table.load(views_after((0, 0, 0), (1, 1, 1))[:count])
+    assert len(seen.names) == num_operations <= 24, "known requests cost nothing"
+    assert not any("_local_scalar_dense" in name or "nonzero" in name for name in seen.names)
 
 
 def worlds(kind: str, folder: Path) -> World:
