@@ -149,8 +149,7 @@ def finish_round(
 def tell_proposer(proposer: Proposer, done: Round) -> None:
     """Tell who drafts what a committed round made final."""
     if done.draft is not None:
-        for request in done.rows.yielding:
-            done.draft.note_prefill(request.view(0))
+        done.draft.note_prefill([request.view(0) for request in done.rows.yielding])
         return
     assert isinstance(done.rows, PackedRound), "rows of the eager path are packed"
     proposer.observe(observation_of(done.rows, done.aux_hidden_NA, done.final_hidden_ND))

@@ -173,7 +173,7 @@ class BlockProposer:
         assert states.aux_hidden_NA is not None, f"{self.name} needs the states it asked for"
         self._model.write_context(states.batch, states.aux_hidden_NA, self._kv)
 
-    def note_prefill(self, view: RequestView) -> None:
+    def note_prefill(self, views: Sequence[RequestView]) -> None:
         """Nothing is kept on the host; see `PrefillProposer`."""
 
     def last_length(self, num_drafts: int) -> int | None:

@@ -102,9 +102,9 @@ class Entries:
         hidden = self._model.forward(entries, self._model.fuse(target_states), self._kv)
         self._keep(slots_B, hidden, states.last_rows_B)
 
-    def start(self, slot: int) -> None:
-        """Note that entries of the request in `slot` were run on the device."""
-        self._started.add(slot)
+    def start(self, views: Sequence[RequestView]) -> None:
+        """Note that entries of these requests were run on the device."""
+        self._started.update(view.slot for view in views)
 
     def newest(self, slots_M: torch.Tensor) -> DraftHidden:
         """Return what the newest entries of these slots gave."""

@@ -174,12 +174,12 @@ class DeviceNgramProposer:
     def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
         """Nothing to learn: the host knows the prompt."""
 
-    def note_prefill(self, view: RequestView) -> None:
-        """Write the request's tokens down; see `PrefillProposer`.
+    def note_prefill(self, views: Sequence[RequestView]) -> None:
+        """Write the requests' tokens down; see `PrefillProposer`.
 
         Sync: none.
         """
-        self._write([view])
+        self._write(views)
 
     def last_length(self, num_drafts: int) -> int | None:
         """Return None: lookup has no position limit."""

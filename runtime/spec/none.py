@@ -59,7 +59,7 @@ class NoProposer:
     def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
         """Nothing to learn."""
 
-    def note_prefill(self, view: RequestView) -> None:
+    def note_prefill(self, views: Sequence[RequestView]) -> None:
         """Nothing to learn."""
 
     def last_length(self, num_drafts: int) -> int | None:

@@ -173,12 +173,12 @@ class DeviceOracleProposer:
     def observe_prefill(self, slots_B: torch.Tensor, states: RoundStates) -> None:
         """Nothing to learn: the host knows the prompt."""
 
-    def note_prefill(self, view: RequestView) -> None:
-        """Write down what the script says about the request; see `PrefillProposer`.
+    def note_prefill(self, views: Sequence[RequestView]) -> None:
+        """Write down what the script says about the requests; see `PrefillProposer`.
 
         Sync: none.
         """
-        self._table.load([view])
+        self._table.load(views)
 
     def last_length(self, num_drafts: int) -> int | None:
         """Return None: a round beyond the end of a continuation proposes wrong ids."""

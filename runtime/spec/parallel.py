@@ -133,9 +133,9 @@ class ParallelProposer:
         """
         self._entries.observe_rows(slots_B, states)
 
-    def note_prefill(self, view: RequestView) -> None:
-        """Note that a request was prefilled; see `PrefillProposer`."""
-        self._entries.start(view.slot)
+    def note_prefill(self, views: Sequence[RequestView]) -> None:
+        """Note that requests were prefilled; see `PrefillProposer`."""
+        self._entries.start(views)
 
     def last_length(self, num_drafts: int) -> int | None:
         """Return the most known tokens with which the draft's context holds that many drafts."""

@@ -2,17 +2,16 @@
 
 A slot's rows are written when its request is first observed, on the eager path, and read by rounds
 without host reads. Whether a draft is replaced is a function of the script's seed, the prompt, the
-draft's absolute position and its index in the round. It is drawn for all of a prompt at once, and
-ahead for the prompts that the script names, so that a request that enters costs copies; scripted
-counts go by the rounds that a request had.
+draft's absolute position and its index in the round. All of this is written down ahead for the
+prompts that the script names, so that requests that enter together cost a few copies, however many
+they are and however long; scripted counts go by the rounds that a request had.
 
 Legend: S slots, the last one for padding; P absolute positions, G drafts of a round, B requests,
-K prompts, N new requests, L tokens of the longest continuation among them.
+K requests or prompts that have rows, N new requests, L tokens of the longest continuation.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ ScriptKey = tuple[int, ...] | str
 
 _UNKNOWN = -1
 _KEEP, _RIGHT, _WRONG = 0, 1, 2
-_MOST_KEPT_BYTES = 1 << 28  # of what is drawn ahead; other prompts are drawn when they come
+_MOST_KEPT_BYTES = 1 << 28  # of rows that are made ahead; others are made when they are needed
 _DRAWS_AT_ONCE = 1 << 20  # a draw takes some hundred bytes on its way
 _T = TypeVar("_T")
 
@@ -109,12 +108,57 @@ def prompt_digest(prompt: tuple[int, ...]) -> int:
     return zlib.crc32(repr(prompt).encode("ascii"))
 
 
-class DraftActions:
-    """What becomes of every draft of a prompt: kept, made right or made wrong."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Said:
+    """What a script says of one request.
+
+    Args:
+        first: position of its first output token.
+        known: what is expected from there on.
+        digest: of its prompt.
+    """
+
+    first: int
+    known: tuple[int, ...]
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptRows:
+    """What a script says of requests, position by position.
+
+    Args:
+        expected_KP: int64 target ids, -1 where nothing is known.
+        actions_KPG: int8, what becomes of each draft: kept, made right or made wrong; None where
+            that does not follow from draws.
+    """
+
+    expected_KP: torch.Tensor
+    actions_KPG: torch.Tensor | None
+
+    def select(self, places_N: torch.Tensor) -> ScriptRows:
+        """Return copies of the rows at these places."""
+        actions_KPG = self.actions_KPG
+        return ScriptRows(
+            expected_KP=self.expected_KP.index_select(0, places_N),
+            actions_KPG=None if actions_KPG is None else actions_KPG.index_select(0, places_N),
+        )
+
+
+class RowMaker:
+    """Makes rows of requests.
+
+    Attributes:
+        num_bytes: of one request's rows.
+    """
 
     def __init__(self, script: OracleScript, room: Room, *, device: torch.device) -> None:
-        """Draw ahead for the prompts that the script names, as many as memory is meant for."""
+        """Follow a script."""
         self._shape = (room.max_length, room.max_drafts)
+        self._device = device
+        self._draws = not script.accept_counts and bool(
+            script.corruption_rates or script.replacement_rate
+        )
         self._right_from = 1.0 - script.replacement_rate
         self._positions_P = torch.arange(room.max_length, device=device)
         self._offset_G = torch.arange(room.max_drafts, device=device)
@@ -125,21 +169,31 @@ class DraftActions:
             dtype=torch.float64,
             device=device,
         )
-        prompts = (key for key in script.continuations if not isinstance(key, str))
-        digests = list(dict.fromkeys(prompt_digest(prompt) for prompt in prompts))
-        del digests[_MOST_KEPT_BYTES // max(1, math.prod(self._shape)) :]
-        self._place_of = {digest: place for place, digest in enumerate(digests)}
-        self._kept_KPG = self.draw(on_device(digests, device=device))
+        self.num_bytes = room.max_length * (8 + room.max_drafts * self._draws)
 
-    def place_of(self, digest: int) -> int | None:
-        """Return where the actions of a prompt are among those drawn ahead, if they are there."""
-        return self._place_of.get(digest)
+    def make(self, said: Sequence[_Said]) -> ScriptRows:
+        """Return the rows of requests: one upload for all of them.
 
-    def kept(self, places_K: torch.Tensor) -> torch.Tensor:
-        """Return int8 [K, P, G] of prompts that were drawn ahead."""
-        return self._kept_KPG.index_select(0, places_K)
+        Sync: none.
+        """
+        num_positions = self._shape[0]
+        longest = max((len(item.known) for item in said), default=0)
+        table = [
+            [item.first, item.digest, *item.known, *[_UNKNOWN] * (longest - len(item.known))]
+            for item in said
+        ]
+        uploaded_KX = on_device(table, device=self._device).view(len(said), 2 + longest)
+        known_KL = uploaded_KX[:, 2:]
+        # What lies beyond the last position goes to a column that is left out.
+        rows_KP = known_KL.new_full((len(said), num_positions + 1), _UNKNOWN)
+        places_KL = uploaded_KX[:, :1] + torch.arange(longest, device=self._device)
+        rows_KP.scatter_(1, places_KL.clamp(max=num_positions), known_KL)
+        return ScriptRows(
+            expected_KP=rows_KP[:, :num_positions],
+            actions_KPG=self._draw(uploaded_KX[:, 1]) if self._draws else None,
+        )
 
-    def draw(self, digests_K: torch.Tensor) -> torch.Tensor:
+    def _draw(self, digests_K: torch.Tensor) -> torch.Tensor:
         """Return int8 [K, P, G] of prompts with these digests, int64."""
         num_positions, num_drafts = self._shape
         actions_KPG = digests_K.new_empty((digests_K.shape[0], *self._shape), dtype=torch.int8)
@@ -160,92 +214,70 @@ class DraftActions:
         return actions_KPG
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _NewRow:
-    """A request without rows.
-
-    Args:
-        first: position of its first output token.
-        known: what the script expects from there on.
-        digest: of its prompt.
-        place: of its actions among those drawn ahead, None: they are not there.
-    """
-
-    slot: int
-    first: int
-    known: tuple[int, ...]
-    digest: int
-    place: int | None
-
-
 class ScriptTable:
     """The script of the running requests, by slot."""
 
     def __init__(self, script: OracleScript, room: Room, *, device: torch.device) -> None:
-        """Allocate rows for all slots; no slot has a request."""
+        """Make rows for the prompts that the script names; no slot has a request."""
         assert not script.rounds, "verbatim rounds have no form on the device"
         self._script = script
         self._device = device
         self._loaded: set[int] = set()
-        shape = (room.num_slots, room.max_length)
-        self._expected_SP = torch.full(shape, _UNKNOWN, dtype=torch.int64, device=device)
+        self._max_length = room.max_length
+        self._maker = RowMaker(script, room, device=device)
+        most = _MOST_KEPT_BYTES // max(1, self._maker.num_bytes)
+        named = [key for key in script.continuations if not isinstance(key, str)][:most]
+        self._place_of = {prompt: place for place, prompt in enumerate(named)}
+        self._kept = self._maker.make(
+            [self._said(prompt, script.continuations[prompt]) for prompt in named]
+        )
+        self._expected_SP = torch.full(
+            (room.num_slots, room.max_length), _UNKNOWN, dtype=torch.int64, device=device
+        )
         self._rounds_S = torch.zeros(room.num_slots, dtype=torch.int64, device=device)
         self._offset_G = torch.arange(room.max_drafts, device=device)
-        self._actions: DraftActions | None = None
         self._actions_SPG: torch.Tensor | None = None
-        if not script.accept_counts and (script.corruption_rates or script.replacement_rate):
-            self._actions = DraftActions(script, room, device=device)
-            self._actions_SPG = torch.zeros(
-                (*shape, room.max_drafts), dtype=torch.int8, device=device
+        if self._kept.actions_KPG is not None:
+            self._actions_SPG = self._kept.actions_KPG.new_zeros(
+                (*self._expected_SP.shape, room.max_drafts)
             )
         self._wrong_R = on_device(script.accept_counts, device=device)
 
     def load(self, views: Sequence[RequestView]) -> None:
-        """Write the rows of requests that have none yet: one upload for all of them.
+        """Write the rows of requests that have none yet: copies, where they were made ahead.
 
         Sync: none.
         """
-        new = [self._new_row(view) for view in views if view.slot not in self._loaded]
-        if not new:
-            return
-        self._loaded.update(row.slot for row in new)
-        new.sort(key=lambda row: row.place is None)  # those drawn ahead come first
-        num_kept = sum(row.place is not None for row in new)
-        longest = max(len(row.known) for row in new)
-        table = [
-            [row.slot, row.first, row.digest if row.place is None else row.place, *row.known]
-            + [_UNKNOWN] * (longest - len(row.known))
-            for row in new
-        ]
-        uploaded_NX = on_device(table, device=self._device)
-        slots_N, known_NL = uploaded_NX[:, 0].contiguous(), uploaded_NX[:, 3:]
-        num_positions = self._expected_SP.shape[1]
-        # What lies beyond the last position goes to a column that is left out.
-        rows_NP = known_NL.new_full((len(new), num_positions + 1), _UNKNOWN)
-        places_NL = uploaded_NX[:, 1:2] + torch.arange(longest, device=self._device)
-        rows_NP.scatter_(1, places_NL.clamp(max=num_positions), known_NL)
-        self._expected_SP.index_copy_(0, slots_N, rows_NP[:, :num_positions])
-        self._rounds_S.index_fill_(0, slots_N, 0)
-        if self._actions is None or self._actions_SPG is None:
-            return
-        kept_K, drawn_K = uploaded_NX[:num_kept, 2], uploaded_NX[num_kept:, 2]
-        if num_kept:
-            self._actions_SPG.index_copy_(0, slots_N[:num_kept], self._actions.kept(kept_K))
-        if num_kept < len(new):
-            self._actions_SPG.index_copy_(0, slots_N[num_kept:], self._actions.draw(drawn_K))
+        ahead: list[tuple[int, int]] = []
+        late: list[RequestView] = []
+        for view in views:
+            if view.slot in self._loaded:
+                continue
+            self._loaded.add(view.slot)
+            is_named = view.request_id in self._script.continuations
+            place = None if is_named else self._place_of.get(prompt_of(view))
+            if place is None:
+                late.append(view)
+            else:
+                ahead.append((view.slot, place))
+        if ahead:
+            slots_N, places_N = on_device([*zip(*ahead, strict=True)], device=self._device)
+            self._write(slots_N, self._kept.select(places_N))
+        if late:
+            continuations = self._script.continuations
+            said = [self._said(prompt_of(view), find(continuations, view) or ()) for view in late]
+            slots_N = on_device([view.slot for view in late], device=self._device)
+            self._write(slots_N, self._maker.make(said))
 
-    def _new_row(self, view: RequestView) -> _NewRow:
-        prompt, first = prompt_of(view), view.num_prompt_tokens
-        digest = prompt_digest(prompt)
-        return _NewRow(
-            slot=view.slot,
-            first=first,
-            known=(find(self._script.continuations, view) or ())[
-                : self._expected_SP.shape[1] - first
-            ],
-            digest=digest,
-            place=None if self._actions is None else self._actions.place_of(digest),
-        )
+    def _said(self, prompt: tuple[int, ...], known: tuple[int, ...]) -> _Said:
+        room = self._max_length - len(prompt)
+        return _Said(first=len(prompt), known=known[: max(0, room)], digest=prompt_digest(prompt))
+
+    def _write(self, slots_N: torch.Tensor, rows: ScriptRows) -> None:
+        self._expected_SP.index_copy_(0, slots_N, rows.expected_KP)
+        self._rounds_S.index_fill_(0, slots_N, 0)
+        if self._actions_SPG is not None and rows.actions_KPG is not None:
+            self._actions_SPG.index_copy_(0, slots_N, rows.actions_KPG)
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`."""

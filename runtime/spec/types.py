@@ -287,11 +287,13 @@ class DeviceProposer(Proposer, RoundDraft, Protocol):
 class PrefillProposer(DeviceProposer, PrefillDraft, Protocol):
     """A proposer whose part of a prefill may run without host reads, too."""
 
-    def note_prefill(self, view: RequestView) -> None:
-        """Do the host's part of `observe` after `observe_prefill` saw the last rows of a prompt.
+    def note_prefill(self, views: Sequence[RequestView]) -> None:
+        """Do the host's part of `observe` after `observe_prefill` saw the last rows of prompts.
+
+        What it launches follows no number of requests: their first tokens wait for it.
 
         Args:
-            view: the request, the token that the rows yielded committed.
+            views: the requests of a prefill, the token that the rows of each yielded committed.
 
         Sync: none.
         """
