@@ -127,6 +127,36 @@ def test_one_program_takes_all_segments_with_the_bits_of_many(
     assert same_bits(layer.v.nan_to_num(9.0), split_layer.v.nan_to_num(9.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("window", [None, 240])
+@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 2, 16)])
+def test_two_segments_at_once_have_the_bits_of_many_programs(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    width: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    dense = dense_requests(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
+        lengths=(width, 256, 258, 261, 508, 512, 40), dtype=dtype, device="cuda",
+    )  # fmt: skip
+    found = [
+        dense.attend(
+            partial(attention.launch_paged_attention, in_turn=in_turn, paired=paired), window=window
+        )
+        for in_turn, paired in ((False, False), (True, False), (True, True))
+    ]
+    (split_layer, split), *others = found
+    assert bool(split.isfinite().all())
+    for layer, values in others:
+        assert same_bits(values, split)
+        assert same_bits(layer.k.nan_to_num(9.0), split_layer.k.nan_to_num(9.0))
+        assert same_bits(layer.v.nan_to_num(9.0), split_layer.v.nan_to_num(9.0))
+
+
 @pytest.mark.parametrize("num_requests", [1, 9, 33])
 @pytest.mark.parametrize("width", [1, 5, 9])
 def test_the_ends_of_a_round_equal_their_twins(num_requests: int, width: int) -> None:
