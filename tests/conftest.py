@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.long_first import long_first
+
 if TYPE_CHECKING:
     from tests.workers import FileScheduling
 
@@ -22,3 +24,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
     from tests.workers import file_scheduling
 
     return file_scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker how tests are shared out: its own option says that they are not."""
+    node.workerinput["dist"] = node.config.getoption("dist")
+
+
+@pytest.hookimpl(trylast=True)  # what was not asked for is gone by then
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put long tests where workers begin that steal from each other."""
+    told: dict[str, Any] = getattr(config, "workerinput", {})
+    if told.get("dist") == "worksteal":
+        items[:] = long_first(
+            items, lambda item: item.get_closest_marker("long") is not None, told["workercount"]
+        )

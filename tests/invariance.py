@@ -104,13 +104,15 @@ def row_dependent_linear(
     bias_N: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
+    most_whole: int = 1,
 ) -> torch.Tensor:
     """Multiply with a K split that follows the row count: the negative control.
 
-    One row is summed whole, several rows in two halves, as engines do that split by occupancy. The
-    vendor library alone is no control: at SmolLM2's shapes it gave equal rows for M in 1..64.
+    Up to `most_whole` rows are summed whole, more in two halves, as engines do that split by
+    occupancy. The vendor library alone is no control: at SmolLM2's shapes it gave equal rows for M
+    in 1..64.
     """
-    splits = 1 if x_MK.shape[0] == 1 else 2
+    splits = 1 if x_MK.shape[0] <= most_whole else 2
     parts = zip(x_MK.chunk(splits, dim=1), weight_NK.chunk(splits, dim=1), strict=True)
     out = sum((x.float() @ w.float().t() for x, w in parts), start=torch.zeros(()).to(x_MK.device))
     out = out if bias_N is None else out + bias_N.float()
@@ -128,9 +130,12 @@ def row_dependent_residual_linear(
     *,
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
+    most_whole: int = 1,
 ) -> Stream:
     """Add `row_dependent_linear` to the stream: the negative control of dense layers."""
-    product = row_dependent_linear(x_MK, weight_DK, bias_D, out_dtype=torch.float32)
+    product = row_dependent_linear(
+        x_MK, weight_DK, bias_D, out_dtype=torch.float32, most_whole=most_whole
+    )
     return enter_stream((product + residual_MD.float()).to(residual_MD.dtype), norm_D)
 
 

@@ -8,11 +8,14 @@ they accepted, so that a pass that never met a pattern is seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from runtime.engine.request import RequestInput
 from runtime.engine.stats import EngineStats
@@ -120,6 +123,21 @@ def target_only(ladder: Ladder, world: World) -> Answers:
     return ids_of(llm.generate(longer))
 
 
+def shared_answers(folder: Path, make: Callable[[], Answers]) -> Answers:
+    """Return answers that the first of several test processes makes and the others read.
+
+    Args:
+        folder: that these processes share and no other run has.
+        make: makes the answers.
+    """
+    path = folder / "target_only.json"
+    with FileLock(folder / "target_only.lock"):  # one that dies lets go of it
+        if not path.is_file():
+            path.write_text(json.dumps(make()), encoding="utf-8")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {name: tuple(ids) for name, ids in found.items()}
+
+
 def climb(
     ladder: Ladder,
     world: World,
@@ -138,7 +156,7 @@ def climb(
     """
     script = None
     if rules is not None:
-        script = OracleScript(continuations=dict(answers), **rules)
+        script = OracleScript(continuations=dict(answers.items()), **rules)
     llm, _ = make_llm(
         world,
         is_eager=ladder.is_eager,
@@ -157,6 +175,17 @@ def climb(
         accept_length=stats.accept_length,
         num_device_rounds=stats.num_device_rounds,
     )
+
+
+def climb_in_more_rows(ladder: Ladder, world: World, *, num_drafts: int) -> Outcome:
+    """Decode without drafts and with so many for each request of an EAGLE-3 draft, and compare.
+
+    The same requests run at once, so that a step has `num_drafts` + 1 times as many rows: what
+    follows the number of rows shows in the answers.
+    """
+    answers = target_only(ladder, world)
+    requests = [replace(item, num_speculative_tokens=num_drafts) for item in ladder.requests]
+    return climb(ladder, world, answers, proposer="eagle3", requests=requests)
 
 
 def divergences(expected: Answers, found: Answers) -> dict[str, int]:

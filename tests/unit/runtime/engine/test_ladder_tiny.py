@@ -24,6 +24,7 @@ from tests.tiny_last_state import last_state_world
 from tests.tiny_parallel import parallel_world
 
 MAX_GAMMA = 4
+NUM_AT_ONCE = 2  # requests of the negative control
 KINDS = (SamplingParams(), SamplingParams(), SamplingParams(temperature=0.7))
 BLENDED = {"replacement_rate": 0.75, "corruption_rates": (0.1,), "seed": 3}
 RULES: dict[str, dict[str, Any] | None] = {
@@ -88,14 +89,18 @@ def test_mixed_draft_counts_change_no_token(kind: str, tmp_path: Path) -> None:
 def test_a_split_that_follows_the_row_count_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ladder step 6, on sequences: target-only decoding one by one, drafts in rows of five."""
+    """Ladder step 6, on sequences: target-only decoding in a row each, drafts in rows of five."""
     world = make_world(tmp_path)
     monkeypatch.setattr(RESIDUAL_LINEAR, _halves_when_there_are_more_rows)
-    alone = replace(TINY, settings={"max_num_requests": 1}, is_eager=True)
-    answers = ladder.target_only(alone, world)
-    requests = [replace(request, num_speculative_tokens=MAX_GAMMA) for request in alone.requests]
-    found = ladder.climb(alone, world, answers, proposer="eagle3", requests=requests)
+    control = replace(TINY, settings={"max_num_requests": NUM_AT_ONCE}, is_eager=True)
+    found = ladder.climb_in_more_rows(control, world, num_drafts=MAX_GAMMA)
     assert found.first_divergences != {}
+
+
+def test_answers_are_made_once_for_all_processes(tmp_path: Path) -> None:
+    answers = {"0001": (3, 4, 5), "0000": ()}
+    assert ladder.shared_answers(tmp_path, lambda: answers) == answers
+    assert ladder.shared_answers(tmp_path, dict) == answers
 
 
 def _halves_when_there_are_more_rows(
@@ -110,7 +115,7 @@ def _halves_when_there_are_more_rows(
 
     Two float32 halves change a token of these few once in many runs only.
     """
-    splits = 1 if x_MK.shape[0] == 1 else 2
+    splits = 1 if x_MK.shape[0] <= NUM_AT_ONCE else 2
     parts = zip(x_MK.chunk(splits, dim=1), weight_DK.chunk(splits, dim=1), strict=True)
     total_MD = sum(
         ((x @ w.t()).bfloat16().float() for x, w in parts),
