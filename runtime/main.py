@@ -184,10 +184,12 @@ def bench(
     *,
     on_progress: Callable[[str, int, int], None],
     on_diagnostic: Callable[[Diagnostic], None],
+    on_point: Callable[[RawBench], None],
 ) -> RawBench:
     """Compare decoding with and without a draft and return the raw records; see `summarise`.
 
-    `on_progress` is called with (arm, requests done, requests).
+    `on_progress` is called with (arm, requests done, requests), `on_point` with everything so far
+    whenever a point has ended.
 
     Raises:
         DiagnosticError: SD834, SD832, SD909, SD920-SD922, and what `load_for_bench` raises.
@@ -204,6 +206,7 @@ def bench(
             settings,
             on_progress=on_progress,
             on_diagnostic=on_diagnostic,
+            on_point=on_point,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ SHAPE = {
 
 
 def records(
-    manifest: Path | None, engine: main.EngineOptions = CPU, **settings: Any
+    manifest: Path | None,
+    engine: main.EngineOptions = CPU,
+    *,
+    on_point: Callable[[main.RawBench], None] = lambda raw: None,
+    **settings: Any,
 ) -> main.RawBench:
     given: dict[str, Any] = {"max_tokens": 12, "step_samples": 0, "concurrency": (1,)} | settings
     return main.bench(
@@ -38,6 +43,7 @@ def records(
         main.BenchSettings(**given),
         on_progress=lambda label, done, total: None,
         on_diagnostic=lambda diagnostic: None,
+        on_point=on_point,
     )
 
 

@@ -67,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         proposer: of the speculative arm; `none` without one.
         verification: `seeded`, or `rejection`, which claims no equality where it samples.
         layout: stages and ranks, where they run and how tensors travel between them.
+        warm_up: what was run untimed; the default is what earlier versions ran.
     """
 
     manifest: str | None
@@ -90,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oracle_accept_length: float | None
     points: list[PointSettings]
     layout: str = "one stage"
+    warm_up: str = "8 tokens of the first requests before each run"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,6 +142,7 @@ class RunRecord(
         capture_s: seconds that capturing took.
         graph_bytes: device memory that graphs took.
         peak_bytes: most device memory allocated so far in the process; None on a CPU.
+        warm_up_s: seconds of the untimed requests before it; 0 where they were not measured.
     """
 
     point: int
@@ -155,6 +158,7 @@ class RunRecord(
     capture_s: float
     graph_bytes: int
     peak_bytes: int | None
+    warm_up_s: float = 0.0
 
 
 class RequestRecord(
@@ -294,11 +298,15 @@ class RawBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_raw(directory: Path, raw: RawBench) -> None:
-    """Write settings, environment and records to an existing directory."""
-    (directory / SETTINGS_FILE).write_bytes(_pretty(raw.settings))
-    (directory / ENVIRONMENT_FILE).write_bytes(_pretty(raw.environment))
+    """Write settings, environment and records to an existing directory.
+
+    Each file is there whole or as it was; records come first, so that settings never name a point
+    that has none: what a benchmark wrote when a point ended can be read whenever it was cut.
+    """
     lines = b"".join(msgspec.json.encode(record) + b"\n" for record in raw.records)
-    (directory / RECORDS_FILE).write_bytes(lines)
+    _write_whole(directory / RECORDS_FILE, lines)
+    _write_whole(directory / ENVIRONMENT_FILE, _pretty(raw.environment))
+    _write_whole(directory / SETTINGS_FILE, _pretty(raw.settings))
 
 
 def read_raw(directory: Path) -> RawBench:
@@ -345,6 +353,12 @@ def _mismatch(raw: RawBench) -> str | None:
 
 
 _Facts = TypeVar("_Facts", Settings, Environment)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def _pretty(value: msgspec.Struct) -> bytes:

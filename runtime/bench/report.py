@@ -59,6 +59,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         accepted_per_round: without it.
         acceptance_per_position: draft j of a round accepted / all rounds, first draft first.
         cached_tokens: prompt tokens of one run that came from the prefix cache.
+        warm_up_s: seconds of untimed requests before all of its runs.
     """
 
     name: ArmName
@@ -84,6 +85,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     capture_s: float
     graph_bytes: int
     peak_bytes: int | None
+    warm_up_s: float
     runs: list[Run]
 
 

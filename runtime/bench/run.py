@@ -3,7 +3,8 @@
 All arms share the same weights, processes and settings; each has an engine and a KV pool of its
 own, so the target-only arm pays for no draft. Every run starts with an empty prefix cache, after a
 warm-up that is not timed; arms alternate (A B, B A, ...). Steps are measured once the engines of a
-point are gone. `runtime.bench.summary` makes the report of what comes out.
+point are gone, and what was measured so far is handed over then. `runtime.bench.summary` makes the
+report of what comes out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from runtime.bench.arms import (
@@ -30,16 +32,11 @@ from runtime.bench.arms import (
 )
 from runtime.bench.bandwidth import kv_bytes_per_token, weight_bytes_per_step
 from runtime.bench.contract_off import choose_kernels, described, free_models
-from runtime.bench.drive import Outcome, Progress, RunPlace, Workload, run_arm
+from runtime.bench.drive import Outcome, Progress, RunPlace, run_arm
 from runtime.bench.environment import environment_of
 from runtime.bench.margin import top_two_after
-from runtime.bench.prompts import (
-    BenchPrompt,
-    PromptEncoder,
-    random_prompts,
-    read_prompts,
-    read_references,
-)
+from runtime.bench.points import Point, points_of
+from runtime.bench.prompts import BenchPrompt, read_references
 from runtime.bench.raw import (
     ArmName,
     ChoiceRecord,
@@ -51,31 +48,21 @@ from runtime.bench.raw import (
     StepRecord,
 )
 from runtime.bench.reference import compare_reference
-from runtime.bench.settings import DEFAULT_STEP_SAMPLES, BenchSettings
+from runtime.bench.settings import DEFAULT_STEP_SAMPLES, WARM_UP, BenchSettings
 from runtime.bench.steps import STEP_ROOM, StepPlace, measure_copy, measure_steps
 from runtime.config import Overrides, RuntimeConfig, dtype_name
 from runtime.engine.llm import LLM
-from runtime.engine.text import TemplateRenderer
 from runtime.loading import LoadedModels
 from runtime.spec.oracle import OracleScript, ScriptKey
-from specctl.contract.codec import resolve_source
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Point:
-    """One point before it runs.
+class _Answers:
+    """What the first run of target-only made of its prompts."""
 
-    Args:
-        num_tokens: of the longest request, prompt and answer.
-        context: at which steps are measured.
-    """
-
-    index: int
-    workload: Workload
-    prompt_tokens: int | None
-    num_tokens: int
-    context: int
+    prompts: Sequence[BenchPrompt]
+    ids_target: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +81,7 @@ def run_bench(
     *,
     on_progress: Progress,
     on_diagnostic: Callable[[Diagnostic], None],
+    on_point: Callable[[RawBench], None],
 ) -> RawBench:
     """Run a benchmark; see `runtime.main.bench`."""
     settings = replace(settings, ignore_eos=settings.ignore_eos or settings.prompts is None)
@@ -108,106 +96,41 @@ def run_bench(
             settings = replace(settings, step_samples=0)
         elif settings.step_samples is None:
             settings = replace(settings, step_samples=DEFAULT_STEP_SAMPLES)
-        return _run(manifest, loaded, settings, references, on_progress)
+        raw, first = _run(manifest, loaded, settings, on_progress, on_point)
+        if references is None:
+            return raw
+        found = _reference(loaded, settings, references, first)
+        return msgspec.structs.replace(raw, records=[*raw.records, *found])
 
 
 def _run(
     manifest: Path | None,
     loaded: Loaded,
     settings: BenchSettings,
-    references: Sequence[tuple[int, ...]] | None,
     on_progress: Progress,
-) -> RawBench:
-    points = _points(loaded, settings)
+    on_point: Callable[[RawBench], None],
+) -> tuple[RawBench, _Answers]:
+    """Measure all points; return what was recorded, and what the first run answered."""
+    environment = environment_of(loaded.config.device, settings.command)
+    points = points_of(loaded, settings)
     records: list[Record] = []
     if settings.step_samples:
         records.append(measure_copy(loaded.config.device, settings.step_samples))
-    measured = []
+    measured: list[_Measured] = []
     for point in points:
         measured.append(_measure(loaded, point, settings, on_progress))
         records += measured[-1].records
-    if references is not None:
-        prompts, answers = points[0].workload.prompts, measured[0].first_answers
-        records += _reference(loaded, settings, references, prompts, answers)
-    return RawBench(
-        settings=_settings(manifest, loaded, settings, points, measured),
-        environment=environment_of(loaded.config.device, settings.command),
-        records=records,
-    )
-
-
-def _points(loaded: Loaded, settings: BenchSettings) -> list[_Point]:
-    """Return every combination of sizes, contexts first."""
-    target = loaded.manifest.target
-    points: list[_Point] = []
-    lengths: Sequence[int | None] = settings.prompt_tokens or (None,)
-    from_file, encoder = _read(loaded, settings) if settings.prompts is not None else ([], None)
-    num_ids = loaded.models.target.num_reachable_ids
-    for length in lengths:
-        for concurrency in settings.concurrency:
-            prompts = from_file
-            if length is not None:
-                prompts = random_prompts(
-                    concurrency, num_tokens=length, num_ids=num_ids, seed=settings.seed
-                )
-            workload = Workload(prompts=prompts, concurrency=concurrency, encoder=encoder)
-            num_tokens = _longest(workload, settings, target.decoder.max_position_embeddings)
-            mean = sum(len(prompt.ids_target) for prompt in prompts) // len(prompts)
-            points.append(
-                _Point(
-                    index=len(points),
-                    workload=workload,
-                    prompt_tokens=length,
-                    num_tokens=num_tokens,
-                    context=min(mean + settings.max_tokens // 2, num_tokens),
-                )
-            )
-    return points
-
-
-def _read(
-    loaded: Loaded, settings: BenchSettings
-) -> tuple[list[BenchPrompt], PromptEncoder | None]:
-    """Return the prompts of the file, and the encoder if second turns follow."""
-    assert settings.prompts is not None, "random prompts are not read"
-    source = resolve_source(loaded.manifest.target.source, loaded.directory)
-    encoder = PromptEncoder(tokenizer=loaded.tokenizer, chat=TemplateRenderer(source))
-    prompts = read_prompts(settings.prompts, settings.prompt_set, encoder, turns=settings.turns)
-    return prompts[: settings.limit], encoder if settings.turns == "both" else None
-
-
-def _longest(workload: Workload, settings: BenchSettings, known: int) -> int:
-    """Return the tokens of the longest request, a second turn's among them.
-
-    Raises:
-        DiagnosticError: SD909, it does not fit into the target's context.
-    """
-    longest, name = 0, ""
-    for prompt in workload.prompts:
-        needed = len(prompt.ids_target) + settings.max_tokens
-        if workload.encoder is not None:
-            # An answer that is encoded again may take a few tokens more than it had.
-            again = settings.max_tokens + settings.max_tokens // 4
-            needed = len(workload.encoder.second_turn(prompt, "")) + again + settings.max_tokens
-        if needed > longest:
-            longest, name = needed, prompt.name
-    if longest > known:
-        place = name if settings.prompts is None else f"{settings.prompts.name}: {name}"
-        raise DiagnosticError(
-            diagnose(
-                "SD909",
-                where=place,
-                message=f"the prompt and {settings.max_tokens} new tokens do not fit into the "
-                f"context of {known}",
-                expected=f"at most {known} tokens",
-                found=f"{longest} tokens",
-            )
+        raw = RawBench(
+            settings=_settings(manifest, loaded, settings, points, measured),
+            environment=environment,
+            records=[*records],
         )
-    return longest
+        on_point(raw)
+    return raw, _Answers(prompts=points[0].workload.prompts, ids_target=measured[0].first_answers)
 
 
 def _measure(
-    loaded: Loaded, point: _Point, settings: BenchSettings, on_progress: Progress
+    loaded: Loaded, point: Point, settings: BenchSettings, on_progress: Progress
 ) -> _Measured:
     """Run all arms of a point, then its steps."""
     order = arm_order(arm_names(loaded, settings), settings.repeats)
@@ -244,7 +167,7 @@ def _measure(
 
 def _arm_models(
     loaded: Loaded,
-    point: _Point,
+    point: Point,
     settings: BenchSettings,
     configs: dict[ArmName, RuntimeConfig],
 ) -> tuple[dict[ArmName, LoadedModels], list[ChoiceRecord]]:
@@ -264,7 +187,7 @@ def _arm_models(
 
 def _run_arms(
     loaded: Loaded,
-    point: _Point,
+    point: Point,
     settings: BenchSettings,
     order: Sequence[ArmName],
     configs: dict[ArmName, RuntimeConfig],
@@ -278,7 +201,8 @@ def _run_arms(
     for number, arm in enumerate(order):
         if arm == "speculative" and script is None:
             script = oracle_script(_answers(outcomes[0]), configs[arm], settings)
-        if arm not in llms:
+        is_first = arm not in llms
+        if is_first:
             llms[arm] = make_arm(
                 loaded,
                 configs[arm],
@@ -287,7 +211,9 @@ def _run_arms(
                 forced=forced_lengths(configs[arm], settings),
             )
         place = RunPlace(point=point.index, arm=arm, order=number)
-        outcomes.append(run_arm(llms[arm], place, point.workload, settings, on_progress))
+        outcomes.append(
+            run_arm(llms[arm], place, point.workload, settings, on_progress, is_first=is_first)
+        )
     for llm in llms.values():
         llm.engine.close()
     return outcomes, script
@@ -300,7 +226,7 @@ def _answers(outcome: Outcome) -> dict[ScriptKey, tuple[int, ...]]:
     }
 
 
-def _step_place(point: _Point, config: RuntimeConfig, samples: int) -> StepPlace:
+def _step_place(point: Point, config: RuntimeConfig, samples: int) -> StepPlace:
     return StepPlace(
         point=point.index,
         concurrency=point.workload.concurrency,
@@ -310,7 +236,7 @@ def _step_place(point: _Point, config: RuntimeConfig, samples: int) -> StepPlace
 
 
 def _steps(
-    point: _Point,
+    point: Point,
     settings: BenchSettings,
     configs: dict[ArmName, RuntimeConfig],
     models: dict[ArmName, LoadedModels],
@@ -338,16 +264,15 @@ def _reference(
     loaded: Loaded,
     settings: BenchSettings,
     references: Sequence[tuple[int, ...]],
-    prompts: Sequence[BenchPrompt],
-    answers: Sequence[Sequence[int]],
+    first: _Answers,
 ) -> list[ReferenceRecord]:
     assert settings.reference is not None, "references come from a file"
     size = loaded.config.kv_block_size
     return compare_reference(
         settings.reference,
         references,
-        answers,
-        prompts,
+        first.ids_target,
+        first.prompts,
         max_tokens=settings.max_tokens,
         top_two=lambda ids: top_two_after(loaded.models.target, ids, size),
     )
@@ -357,7 +282,7 @@ def _settings(
     manifest: Path | None,
     loaded: Loaded,
     settings: BenchSettings,
-    points: Sequence[_Point],
+    points: Sequence[Point],
     measured: Sequence[_Measured],
 ) -> Settings:
     config = loaded.config
@@ -385,4 +310,5 @@ def _settings(
         oracle_accept_length=(settings.accept_length or gamma + 1) if is_oracle else None,
         points=[item.settings for item in measured],
         layout=layout_text(loaded),
+        warm_up=WARM_UP,
     )

@@ -9,7 +9,13 @@ from typing import Literal
 from specctl.contract.manifest import Manifest
 
 WARM_UP_TOKENS = 8
-"""Tokens of the untimed run before a timed one."""
+"""Tokens of an answer in the short untimed run before a timed one."""
+
+WARM_UP = (
+    "every request once before the first run of an arm at a point, "
+    f"{WARM_UP_TOKENS} tokens of the first ones before each later run"
+)
+"""What a benchmark runs untimed; stands in its settings."""
 
 DRAFT_ROOM = 32
 """Context beyond the longest answer at least; see `draft_room`."""

@@ -175,6 +175,7 @@ def _arm(name: ArmName, records: _PointRecords, settings: Settings) -> Arm:
         capture_s=first.capture_s,
         graph_bytes=first.graph_bytes,
         peak_bytes=first.peak_bytes,
+        warm_up_s=sum(run.warm_up_s for run in runs),
         runs=lines,
     )
 

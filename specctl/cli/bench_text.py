@@ -29,7 +29,8 @@ def _title(report: BenchReport) -> str:
     layout = "" if settings.layout == "one stage" else f", {settings.layout}"
     return (
         f"{prompts}, at most {settings.max_tokens} new tokens, temperature "
-        f"{settings.temperature:g}, {settings.device} {settings.dtype}{layout}"
+        f"{settings.temperature:g}, {settings.device} {settings.dtype}{layout}; untimed: "
+        f"{settings.warm_up}"
     )
 
 

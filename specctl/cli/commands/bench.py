@@ -242,7 +242,9 @@ def bench(
         length_mode=drafts.length_mode,
         cost_table=cost_table,
     )
-    _report(_run(manifest, engine, settings), json=json, out=out, is_new=True)
+    if out is not None:
+        _write_records(None, out)  # before anything runs: it may turn out that nothing can be kept
+    _report(_run(manifest, engine, settings, out), json=json, out=out, is_new=True)
 
 
 def _check_reanalysis(*given: object) -> None:
@@ -294,7 +296,10 @@ def _numbers(text: str | None, option: str) -> tuple[int, ...]:
     return numbers
 
 
-def _run(manifest: Path | None, engine: EngineOptions, settings: BenchSettings) -> RawBench:
+def _run(
+    manifest: Path | None, engine: EngineOptions, settings: BenchSettings, out: Path | None
+) -> RawBench:
+    """Run a benchmark; what was recorded is in `out` whenever a point has ended."""
     from contextlib import ExitStack
 
     from runtime import main
@@ -306,7 +311,12 @@ def _run(manifest: Path | None, engine: EngineOptions, settings: BenchSettings) 
             path = stack.enter_context(local_manifest(manifest)).path
         on_progress = stack.enter_context(output.bar("loading"))
         return main.bench(
-            path, engine, settings, on_progress=on_progress, on_diagnostic=output.talk_problem
+            path,
+            engine,
+            settings,
+            on_progress=on_progress,
+            on_diagnostic=output.talk_problem,
+            on_point=lambda raw: None if out is None else _write_records(raw, out),
         )
 
 
@@ -331,10 +341,20 @@ def _write(raw: RawBench, report: BenchReport, out: Path, *, is_new: bool) -> No
     from runtime import main
     from specctl.checkpoint import write_text_atomic
 
+    if is_new:
+        _write_records(raw, out)
     with output.writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        if is_new:
-            main.write_raw(out, raw)
         write_text_atomic(out / "summary.json", output.json_text(report) + "\n")
         write_text_atomic(out / "report.html", main.report_page(report))
     output.talk(f"wrote {out}")
+
+
+def _write_records(raw: RawBench | None, out: Path) -> None:
+    """Write what was recorded so far, None: nothing, to a directory."""
+    from runtime import main
+
+    with output.writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if raw is not None:
+            main.write_raw(out, raw)
