@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from runtime.engine.request import FinishReason, Request
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
-    """The committed tokens that count.
+class Kept(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The committed tokens that count; a struct, because every round makes one for each request.
 
     Args:
         ids_target: kept ids; what a stop cut off is nowhere.

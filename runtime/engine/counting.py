@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.batch import ConfidentDraft
+from runtime.batch import ConfidentDraft, RoundKind
 from runtime.config import RuntimeConfig
+from runtime.engine.lanes import LaneResult
 from runtime.engine.request import Request
 from runtime.engine.round import Round
 from runtime.engine.scheduler import Plan
@@ -39,28 +40,31 @@ class RoundCounter:
         )
         decoding = done.rows.decoding
         if decoding:
-            self.count_rounds(decoding, done.result, self._confidence(decoding))
+            kind = round_kind([request.params for request in decoding])
+            self.count_rounds(decoding, done.result, self._confidence(decoding), kind=kind)
 
-    def count_device_round(
-        self,
-        requests: Sequence[Request],
-        result: RoundResult,
-        confidence: Sequence[tuple[float, ...]],
-    ) -> None:
-        """Count a round that ran on the device."""
+    def count_device_round(self, lanes: Sequence[LaneResult], result: RoundResult) -> None:
+        """Count a round that ran on the device; `result` is what these lanes yielded."""
         self.tally.count_step(
-            num_rows=sum(result.num_drafts) + len(requests),
+            num_rows=sum(result.num_drafts) + len(lanes),
             num_prompt_tokens=0,
             num_cached_tokens=0,
         )
         self.tally.num_device_rounds += 1
-        self.count_rounds(requests, result, confidence)
+        self.count_rounds(
+            [lane.request for lane in lanes],
+            result,
+            [lane.confidence for lane in lanes],
+            kind=lanes[0].kind,
+        )
 
     def count_rounds(
         self,
         decoding: Sequence[Request],
         result: RoundResult,
         confidence: Sequence[tuple[float, ...]],
+        *,
+        kind: RoundKind | None,
     ) -> None:
         """Count rounds of requests that lead the result's, and learn from them."""
         num_rounds = len(decoding)
@@ -68,15 +72,19 @@ class RoundCounter:
             result.num_drafts[:num_rounds],
             draft_width=self._config.draft_width_of(max(result.num_drafts[:num_rounds], default=0)),
             batch_buckets=self._config.batch_buckets,
-            kind=round_kind([request.params for request in decoding]),
+            kind=kind,
         )
         self.tally.count_rounds(result, key, num_rounds=num_rounds)
-        for request, num_drafts, num_accepted, chances in zip(
-            decoding, result.num_drafts, result.num_accepted_drafts, confidence, strict=False
-        ):
+        counts = zip(decoding, result.num_drafts, result.num_accepted_drafts, strict=False)
+        for request, num_drafts, num_accepted in counts:
             request.num_rounds += 1
             request.num_drafts += num_drafts
             request.num_accepted_drafts += num_accepted
+        if self._config.length_mode == "static":
+            return
+        for request, num_drafts, num_accepted, chances in zip(
+            decoding, result.num_drafts, result.num_accepted_drafts, confidence, strict=False
+        ):
             self._lengths.observe(
                 request.acceptance,
                 num_drafts=num_drafts,

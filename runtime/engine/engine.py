@@ -327,7 +327,7 @@ class Engine:
             num_drafts=tuple(lane.num_drafts for lane in results),
             num_accepted_drafts=tuple(len(lane.committed) - 1 for lane in results),
         )
-        self._counter.count_device_round(requests, result, [lane.confidence for lane in results])
+        self._counter.count_device_round(results, result)
         kept = [
             keep_tokens(request, committed)
             for request, committed in zip(requests, result.committed, strict=True)

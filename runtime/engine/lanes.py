@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+from runtime.batch import RoundKind
 from runtime.engine.request import Placement, Request
 from runtime.graphs.round import RoundRunner
 from specctl.contract.diagnostics import Diagnostic
@@ -35,11 +38,13 @@ class Lane:
         return self.request.placement is self.placement
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaneResult:
+class LaneResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a round yielded for a request, before any stop or length cut.
 
+    A struct, because every round makes one for each request.
+
     Args:
+        kind: how the requests of the round chose tokens.
         num_drafts: drafts that counted.
         committed: target ids, accepted drafts then the bonus token; nothing after a problem.
         confidence: the draft's chances for its drafts; empty without such a head.
@@ -47,6 +52,7 @@ class LaneResult:
     """
 
     request: Request
+    kind: RoundKind
     num_drafts: int
     committed: list[int]
     confidence: tuple[float, ...]

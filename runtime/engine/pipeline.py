@@ -189,6 +189,7 @@ class Pipeline:
         return [
             LaneResult(
                 request=lane.request,
+                kind=flight.shape.kind,
                 num_drafts=num_drafts,
                 committed=row[1 : row[0] + 2],
                 confidence=tuple(confidence[:num_drafts]),

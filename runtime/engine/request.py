@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from runtime.engine.block_manager import BlockTable
 from runtime.engine.text import TextStream
 from runtime.spec.adaptive import Acceptance
@@ -65,9 +67,8 @@ def accept_length(num_accepted_drafts: int, num_rounds: int) -> float | None:
     return 1 + num_accepted_drafts / num_rounds if num_rounds else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
-    """Counts of one request so far.
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Counts of one request so far; a struct, because every round makes one for each request.
 
     Args:
         num_cached_tokens: prompt tokens whose KV came from the prefix cache at first admission.
@@ -90,9 +91,8 @@ class Usage:
         return accept_length(self.num_accepted_drafts, self.num_rounds)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestDelta:
-    """What one step added to a request.
+class RequestDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one step added to a request; a struct as `Usage` is.
 
     Args:
         ids_target: new output ids, in order; nothing after a stop.

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from runtime.batch import RoundKind
 from runtime.engine.lanes import Lane, LaneResult, counted_drafts
+from runtime.engine.slot_params import round_kind
 from runtime.graphs.round import SPLIT_BUFFER, RoundRunner
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundShape
@@ -139,8 +141,10 @@ class SplitRounds:
         rows = self._runner.read(SPLIT_BUFFER, len(turn.lanes))
         counts = counted_drafts(self._runner, SPLIT_BUFFER, turn.num_drafts)
         chances = self._runner.confidence(SPLIT_BUFFER, len(turn.lanes))
+        kind = round_kind([lane.request.params for lane in turn.lanes])
+        assert kind is not None, "requests of split rounds have a kind"
         return [
-            _result(lane, num_drafts, row, confidence)
+            _result(lane, kind, num_drafts, row, confidence)
             for lane, num_drafts, row, confidence in zip(
                 turn.lanes, counts, rows, chances, strict=True
             )
@@ -163,7 +167,11 @@ class SplitRounds:
 
 
 def _result(
-    lane: Lane, num_drafts: int, row: Sequence[int], confidence: Sequence[float]
+    lane: Lane,
+    kind: RoundKind,
+    num_drafts: int,
+    row: Sequence[int],
+    confidence: Sequence[float],
 ) -> LaneResult:
     """Return what a row of the outcome says: ids, or negated faults of rows."""
     committed = list(row[1 : row[0] + 2])
@@ -171,6 +179,7 @@ def _result(
     problem = first_fault(lane.request.request_id, len(lane.request.ids_target), faults)
     return LaneResult(
         request=lane.request,
+        kind=kind,
         num_drafts=num_drafts,
         committed=[] if problem is not None else committed,
         confidence=tuple(confidence[:num_drafts]),

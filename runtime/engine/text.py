@@ -10,7 +10,6 @@ as a whole) and the left strip of SentencePiece-style decoders are rules of the 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +19,7 @@ from tokenizers import Tokenizer
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 _REPLACEMENT = "\ufffd"
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_HEX = "0123456789abcdefABCDEF"
 
 
 def longest_partial_stop(text: str, stop: Sequence[str]) -> int:
@@ -32,6 +31,14 @@ def longest_partial_stop(text: str, stop: Sequence[str]) -> int:
                 longest = size
                 break
     return longest
+
+
+@functools.lru_cache(maxsize=4)
+def byte_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the ids of tokens that stand for one byte each, such as `<0x0A>`."""
+    tokens = (f"<0x{high}{low}>" for high in _HEX for low in _HEX)
+    ids = (tokenizer.token_to_id(token) for token in tokens)
+    return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 class TextStream:
@@ -47,6 +54,7 @@ class TextStream:
         """Start an empty stream; `stop` strings are searched in the decoded text."""
         assert all(stop), "an empty stop string matches everywhere"
         self._tokenizer = tokenizer
+        self._byte_ids = byte_token_ids(tokenizer)
         self._stop = stop
         self._skip_special_tokens = skip_special_tokens
         self._ids_target: list[int] = []
@@ -108,8 +116,7 @@ class TextStream:
         """Tell whether the tokens so far end inside a character or a run of byte tokens."""
         if self._tail.endswith(_REPLACEMENT):
             return True
-        token = self._tokenizer.id_to_token(token_id)
-        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+        return token_id in self._byte_ids
 
     def _settle(self) -> None:
         self._settled += self._tail

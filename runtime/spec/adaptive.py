@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
+import msgspec
+
 from runtime.config.cost_table import CostTable
 from runtime.config.round_sizes import RoundMenu, RoundSize
 
@@ -66,9 +68,8 @@ class Acceptance:
         return (self.hits[j], self.trials[j]) if j < len(self.trials) else (0.0, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """A request of the round to come.
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request of the round to come; a struct, because every round makes one for each request.
 
     Args:
         acceptance: its history.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from runtime.config import Overrides, resolve_config
 from runtime.config.cost_table import CostTable
@@ -76,7 +77,7 @@ def _plain(world: World, requests: Sequence[RequestInput]) -> dict[str, tuple[in
 
 
 def _usages(answers: Sequence[Completion]) -> list[object]:
-    return [replace(answer.usage, num_cached_tokens=0) for answer in answers]
+    return [structs.replace(answer.usage, num_cached_tokens=0) for answer in answers]
 
 
 def _llm(world: World, *, is_eager: bool = False, **settings: Any) -> LLM:

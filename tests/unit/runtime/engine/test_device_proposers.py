@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from runtime.config import RuntimeConfig
 from runtime.engine.request import RequestInput
@@ -99,7 +100,9 @@ def test_drafts_on_the_device_are_the_eager_ones(
     expected, found = eager.generate(asked), ahead.generate(asked)
     for one, other in zip(found, expected, strict=True):
         assert one.ids_target == other.ids_target
-        assert replace(one.usage, num_cached_tokens=0) == replace(other.usage, num_cached_tokens=0)
+        assert structs.replace(one.usage, num_cached_tokens=0) == structs.replace(
+            other.usage, num_cached_tokens=0
+        )
     stats = ahead.engine.stats()
     assert stats.num_accepted_at == eager.engine.stats().num_accepted_at
     assert stats.num_device_rounds > 0.5 * stats.num_steps

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from runtime.config import Overrides, resolve_config
 from runtime.engine.llm import LLM, Completion
@@ -54,7 +55,9 @@ def _both(
     expected, found = eager.generate(requests), ahead.generate(requests)
     _same(found, expected)
     for one, other in zip(found, expected, strict=True):
-        assert replace(one.usage, num_cached_tokens=0) == replace(other.usage, num_cached_tokens=0)
+        assert structs.replace(one.usage, num_cached_tokens=0) == structs.replace(
+            other.usage, num_cached_tokens=0
+        )
     for name in ("num_rounds", "num_drafts", "num_accepted_at", "num_output_tokens", "finished"):
         assert getattr(ahead.engine.stats(), name) == getattr(eager.engine.stats(), name), name
     ahead.engine.check()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from runtime.config import resolve_config
 from runtime.engine.engine import Engine
@@ -56,7 +57,7 @@ class Noted(Engine):
         for delta in deltas:
             self.delivered.setdefault(delta.request_id, []).extend(delta.ids_target)
         if self.liar:
-            return tuple(replace(delta, ids_target=(1,)) for delta in deltas)
+            return tuple(structs.replace(delta, ids_target=(1,)) for delta in deltas)
         return deltas
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from runtime.config import RuntimeConfig
 from runtime.engine.llm import LLM, Completion
@@ -90,7 +91,9 @@ def same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
         assert (one.text, one.finish_reason, one.error) == (
             (other.text, other.finish_reason, other.error)
         )
-        assert replace(one.usage, num_cached_tokens=0) == replace(other.usage, num_cached_tokens=0)
+        assert structs.replace(one.usage, num_cached_tokens=0) == structs.replace(
+            other.usage, num_cached_tokens=0
+        )
 
 
 def both(

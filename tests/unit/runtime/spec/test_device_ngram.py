@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from runtime.batch import RoundRequests, RoundStates
 from runtime.engine.llm import LLM, Completion
@@ -55,7 +56,9 @@ def requests(num_requests: int, *, kinds: Sequence[SamplingParams] = KINDS) -> l
 def equal(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
     assert ids_of(found) == ids_of(expected)
     for one, other in zip(found, expected, strict=True):
-        assert replace(one.usage, num_cached_tokens=0) == replace(other.usage, num_cached_tokens=0)
+        assert structs.replace(one.usage, num_cached_tokens=0) == structs.replace(
+            other.usage, num_cached_tokens=0
+        )
 
 
 def both(world: World, asked: Sequence[RequestInput], **overrides: Any) -> tuple[LLM, FakeGraph]:
