@@ -12,6 +12,8 @@ One call runs what `-k` picks; all of it takes several calls of ten minutes:
     pytest -m gpu tests/gpu/test_ladder_gpu.py -s -k "fixed or follows"
 
 On several workers (`-n 8 --dist worksteal`) one makes the answers of the target alone for all.
+Tests stand in the order in which they should begin: the control, which needs no answers, then those
+that take longest.
 
 SPECCTL_LADDER_PROMPTS sets the number of synthetic prompts (default 1,000), for a shorter pass in
 which counts are reported and not checked.
@@ -67,8 +69,8 @@ TRAINED: Mapping[str, tuple[str, int]] = {
 _BLOCK = BlockCase(markov=None, sample_from_anchor=False, block_size=MAX_GAMMA + 1)
 # Random weights of the target's width, in the layout of each kind.
 RANDOM: Mapping[str, Callable[[Path, Path], Path]] = {
+    "mtp-layers": partial(write_mtp, num_layers=MAX_GAMMA),  # takes longest
     "eagle": write_eagle1,
-    "mtp-layers": partial(write_mtp, num_layers=MAX_GAMMA),
     "peagle": partial(write_tiny_peagle, is_agreeing=False),
     "dflash": partial(write_tiny_block, case=_BLOCK),
     "dflash2": partial(
@@ -152,52 +154,6 @@ def check(name: str, found: ladder.Outcome, *, lengths: int | None = None) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [*TRAINED, "ngram"])
-def test_own_drafts_in_mixed_counts(
-    kind: str, steps: ladder.Ladder, answers: ladder.Answers, tmp_path: Path
-) -> None:
-    limit = TRAINED[kind][1] if kind in TRAINED else MAX_GAMMA
-    found = ladder.climb(
-        steps,
-        world_of(kind, tmp_path),
-        answers,
-        proposer=kind,
-        requests=steps.mixed(max_gamma=limit),
-    )
-    check(f"own_{kind}", found)
-    assert sum(found.rounds_by_accepted[1:]) > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [*TRAINED, *RANDOM, "oracle"])
-def test_replaced_drafts_in_mixed_counts(
-    kind: str, steps: ladder.Ladder, answers: ladder.Answers, tmp_path: Path
-) -> None:
-    limit = TRAINED[kind][1] if kind in TRAINED else MAX_GAMMA
-    found = ladder.climb(
-        steps,
-        world_of(kind, tmp_path),
-        answers,
-        proposer=kind.partition("-")[0],
-        requests=steps.mixed(max_gamma=limit),
-        rules=RULES.get(kind, BLENDED),
-    )
-    check(f"replaced_{kind}", found, lengths=limit)
-    assert found.num_device_rounds > 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "gamma"),
-    [(kind, gamma) for kind, (_, limit) in TRAINED.items() for gamma in range(1, limit + 1)],
-)
-def test_fixed_counts_on_mt_bench(
-    kind: str, gamma: int, steps: ladder.Ladder, answers: ladder.Answers, tmp_path: Path
-) -> None:
-    requests = [replace(item, num_speculative_tokens=gamma) for item in steps.requests[:80]]
-    found = ladder.climb(steps, world_of(kind, tmp_path), answers, proposer=kind, requests=requests)
-    check(f"fixed_{kind}_{gamma}", found)
-
-
 def test_a_split_that_follows_the_row_count_is_noticed(
     steps: ladder.Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,3 +172,50 @@ def test_a_split_that_follows_the_row_count_is_noticed(
     found = ladder.climb_in_more_rows(control, world_of("eagle3", tmp_path), num_drafts=4)
     print(json.dumps({"ladder_control": found.figures()}))  # noqa: T201 (see `check`)
     assert found.first_divergences != {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [*RANDOM, *TRAINED, "oracle"])
+def test_replaced_drafts_in_mixed_counts(
+    kind: str, steps: ladder.Ladder, answers: ladder.Answers, tmp_path: Path
+) -> None:
+    limit = TRAINED[kind][1] if kind in TRAINED else MAX_GAMMA
+    found = ladder.climb(
+        steps,
+        world_of(kind, tmp_path),
+        answers,
+        proposer=kind.partition("-")[0],
+        requests=steps.mixed(max_gamma=limit),
+        rules=RULES.get(kind, BLENDED),
+    )
+    check(f"replaced_{kind}", found, lengths=limit)
+    assert found.num_device_rounds > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [*TRAINED, "ngram"])
+def test_own_drafts_in_mixed_counts(
+    kind: str, steps: ladder.Ladder, answers: ladder.Answers, tmp_path: Path
+) -> None:
+    limit = TRAINED[kind][1] if kind in TRAINED else MAX_GAMMA
+    found = ladder.climb(
+        steps,
+        world_of(kind, tmp_path),
+        answers,
+        proposer=kind,
+        requests=steps.mixed(max_gamma=limit),
+    )
+    check(f"own_{kind}", found)
+    assert sum(found.rounds_by_accepted[1:]) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "gamma"),
+    [(kind, gamma) for kind, (_, limit) in TRAINED.items() for gamma in range(1, limit + 1)],
+)
+def test_fixed_counts_on_mt_bench(
+    kind: str, gamma: int, steps: ladder.Ladder, answers: ladder.Answers, tmp_path: Path
+) -> None:
+    requests = [replace(item, num_speculative_tokens=gamma) for item in steps.requests[:80]]
+    found = ladder.climb(steps, world_of(kind, tmp_path), answers, proposer=kind, requests=requests)
+    check(f"fixed_{kind}_{gamma}", found)
