@@ -1,4 +1,4 @@
-"""Frozen inputs of a forward pass, shared by models, proposers and the engine.
+"""Frozen inputs of a forward pass, shared by models, proposers and the engine, and their upload.
 
 Legend: N packed rows, B requests, T blocks in the longest block table, W rows of each request in a
 round. A row is one token of one request at one absolute position; prefill, decode and verify rows
@@ -7,6 +7,7 @@ may share a batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -14,6 +15,20 @@ import torch
 
 ROW_TILE_ROWS = 16
 """Most rows of a row tile."""
+
+
+def on_device(
+    values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]],
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.int64,
+) -> torch.Tensor:
+    """Return host numbers as a device tensor.
+
+    Sync: none. `torch.tensor(..., device="cuda")` waits for the stream; this copy does not. Its
+    pageable source is staged before the call returns, so it may be freed at once.
+    """
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from runtime.config.round_sizes import packed_row_counts
 from runtime.engine.build import build_engine
 from runtime.engine.caches import make_caches
 from runtime.engine.device_rounds import MakeRunner, is_ragged, round_menu
+from runtime.engine.engine import Engine
 from runtime.engine.llm import LLM
 from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.text import load_tokenizer
@@ -206,6 +207,18 @@ def make_agreeing_world(
         manifest=manifest,
         models=load_tiny(manifest, device=device, dtype=dtype),
         tokenizer=load_tokenizer(pair.target),
+    )
+
+
+def eager_twin(llm: LLM) -> Engine:
+    """Return an eager engine over the same models and caches, as one is warmed up with."""
+    caches = llm.caches
+    assert caches is not None
+    return Engine(
+        target=llm.models.target,
+        target_kv=caches.target_kv,
+        proposer=caches.proposer,
+        config=replace(llm.config, enable_prefix_cache=False),
     )
 
 

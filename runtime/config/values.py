@@ -129,10 +129,11 @@ class RuntimeConfig:
         batch_buckets: batch sizes that have their own round shape.
         prefill_buckets: row counts of prefills that are captured beside the rounds: the prompts of
             greedy requests that fit, alone in their step; empty: every prefill is eager.
+            More rows than a step may have are left out, and sizes that memory does not hold.
         enable_prefix_cache: whether prompts reuse KV of earlier ones.
-        graphs: `auto` captures whole rounds and short prefills as CUDA graphs where device and
-            proposer allow it, `rounds` the rounds only, `off` runs everything kernel by kernel; the
-            tokens are the same.
+        graphs: `auto` captures whole rounds and prefills as CUDA graphs where device and proposer
+            allow it, `rounds` the rounds only, `off` runs everything kernel by kernel; the tokens
+            are the same.
         length_mode: `static` gives every request `num_speculative_tokens` drafts; `compact` chooses
             a number for each from measured acceptance and costs, and packs the rows to verify;
             `cap-accept` chooses the same but drafts and verifies all, and only accepts no more

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from runtime.batch import on_device
 from runtime.disagg.failures import carrier_failed
 from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
@@ -38,7 +39,7 @@ class BlockIndices:
         if found is None:
             found = _as_slice(blocks)
             if found is None:
-                found = torch.tensor(blocks, dtype=torch.int64).to(device, non_blocking=True)
+                found = on_device(blocks, device=device)
             if len(self._kept) == self._NUM_KEPT:
                 del self._kept[next(iter(self._kept))]
             self._kept[blocks, device] = found

@@ -61,8 +61,8 @@ def build_engine(
         caches: the pool and the proposer over it; None makes them.
         line: the stages before the target's, which get a pool of this engine's; None: there are
             none in other processes.
-        prefill_costs: decide whether prompts that came at once go in turn; None: measured where the
-            eager path is warmed up, which is on CUDA in one process.
+        prefill_costs: decide whether prompts that came at once run by graphs; None: measured where
+            the eager path is warmed up, which is on CUDA in one process.
 
     Raises:
         DiagnosticError: SD807, the proposer lacks its parts; SD836 and SD837, there is no cost

@@ -69,7 +69,7 @@ class Engine:
             forced: decides what rounds accept, here and in `rounds`; None: the target does.
             forwards: runs the target's forwards when it is spread over stages, `target` being the
                 last one; None runs them here.
-            prefill_costs: decide whether prompts that came at once go in turn; None: their number.
+            prefill_costs: decide whether prompts run by graphs; None: the number of graphs does.
         """
         lengths = lengths or StaticLengths()
         self.config = config

@@ -3,8 +3,8 @@
 A round is launched while the one before it is unread, so the host knows only bounds: after p unread
 rounds of W rows a request has at most p W tokens more. Launching needs room, blocks and draft
 positions for that bound. A request that turns out to have ended loses its later tokens, which no
-one read. Whatever does not fit (prefill, general options, the end of a context, lack of blocks)
-drains the pipeline, and the eager path goes on from the same state with the same bits.
+one read. Whatever does not fit (eager prefills, general options, the end of a context, lack of
+blocks) drains the pipeline, and the eager path goes on from the same state with the same bits.
 
 Requests with a grammar are a group apart with split rounds (`runtime.engine.split_rounds`): their
 halves are launched between whole rounds of the others and read in the order of the device's queue.

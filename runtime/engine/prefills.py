@@ -45,7 +45,7 @@ class DevicePrefills:
             runner: runs prefills over `state`.
             state: what they read and write.
             proposer: the engine's own.
-            costs: what decides how prompts of one step run; None: their number does.
+            costs: what decides how prompts of one step run; None: the number of graphs does.
             expect: told of the requests of a prefill once that was launched.
         """
         self._expect = expect

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import PreparedBatch
+from runtime.batch import PreparedBatch, on_device
 from runtime.engine.request import Request
 from runtime.engine.scheduler import Plan
-from runtime.spec.host import on_device
 from runtime.spec.packing import Place, pack_block_tables, pack_places, row_tiles
 from runtime.spec.types import Observation, Proposal
 from runtime.spec.verify import VerifyRows

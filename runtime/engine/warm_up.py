@@ -47,7 +47,7 @@ class WarmUp:
 
     Args:
         num_steps: eager steps.
-        seconds: that they took, compilation included.
+        seconds: that these and the launches besides took, compilation included.
         prefill_s: (rows, seconds) of eager prefills that had been compiled, rows ascending.
     """
 

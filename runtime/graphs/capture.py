@@ -18,6 +18,7 @@ import torch
 
 from runtime.batch import RoundKind
 from runtime.config.round_sizes import packed_row_counts
+from runtime.graphs.marks import new_mark
 from runtime.graphs.outcomes import OutcomeBuffers
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.recorder import Recorder, prefill_seconds
@@ -42,7 +43,7 @@ class GraphReport:
         skipped_batches: batch sizes whose graphs did not fit into device memory.
         skipped_prefill_rows: numbers of prefill rows whose graphs did not.
         num_warm_steps: eager steps that were run afterwards, so that no request waits for kernels.
-        warm_up_s: seconds that they took, kernel compilation included.
+        warm_up_s: seconds that the warm-up took, kernel compilation included.
     """
 
     num_graphs: int = 0
@@ -98,12 +99,12 @@ class GraphSet:
         self.draft_counts = tuple(draft_counts)
         self.contexts = tuple(contexts)
         self._is_ragged = is_ragged
-        self._output_BX = round_.state.output_BX
+        self._device = device
         self._split = round_.split
         self._prefill = round_.prefill
         num_places = 0 if self._prefill is None else self._prefill.output_R.shape[0]
         self._pinned_tokens = torch.zeros(num_places, dtype=torch.int64, pin_memory=True)
-        self._tokens_event = _event()
+        self._tokens_mark = new_mark(device)
         num_buffers = NUM_BUFFERS if self._split is None else SPLIT_BUFFER + 1
         self._outcomes = OutcomeBuffers(
             OutcomeTensors(
@@ -117,7 +118,7 @@ class GraphSet:
         self._pinned_drafts = torch.zeros(
             (num_rows, max(1, max_drafts)), dtype=torch.int64, pin_memory=True
         )
-        self._drafts_event, self._num_split_drafts = _event(), 0
+        self._drafts_mark, self._num_split_drafts = new_mark(device), 0
         shapes = [
             shape
             for batch in reversed(batches)  # the largest first: smaller ones reuse its memory
@@ -150,11 +151,11 @@ class GraphSet:
         assert self._prefill is not None, "a prefill has a state of its own"
         self._prefills[shape].replay()
         self._pinned_tokens.copy_(self._prefill.output_R, non_blocking=True)
-        self._tokens_event.record(torch.cuda.current_stream(self._output_BX.device))
+        self._tokens_mark.record()
 
     def read_prefill(self, num_prompts: int) -> list[int]:
         """Wait for the prefill's tokens; see `RoundRunner`."""
-        self._tokens_event.synchronize()
+        self._tokens_mark.synchronize()
         tokens: list[int] = self._pinned_tokens[:num_prompts].tolist()
         return tokens
 
@@ -200,12 +201,12 @@ class GraphSet:
         self._run(shape, 0)
         drafts_BG = self._split.drafts_BG[: shape.batch]
         self._pinned_drafts[: shape.batch].copy_(drafts_BG, non_blocking=True)
-        self._drafts_event.record(torch.cuda.current_stream(drafts_BG.device))
+        self._drafts_mark.record()
         self._num_split_drafts = shape.num_drafts
 
     def read_drafts(self, num_requests: int) -> list[list[int]]:
         """Wait for the drafts of a split round; see `RoundRunner`."""
-        self._drafts_event.synchronize()
+        self._drafts_mark.synchronize()
         drafts_BG = self._pinned_drafts[:num_requests, : self._num_split_drafts]
         rows: list[list[int]] = drafts_BG.tolist()
         return rows
@@ -232,7 +233,7 @@ class GraphSet:
 
     def settle(self) -> None:
         """Wait until all that was launched has run; see `RoundRunner`."""
-        torch.cuda.current_stream(self._output_BX.device).synchronize()
+        torch.cuda.current_stream(self._device).synchronize()
 
     def read(self, buffer: int, num_requests: int) -> list[list[int]]:
         """Wait for a buffer's round and return its outcome; see `RoundRunner`."""
@@ -245,7 +246,3 @@ class GraphSet:
     def confidence(self, buffer: int, num_requests: int) -> list[list[float]]:
         """Return the draft's chances in a buffer that was read; see `RoundRunner`."""
         return self._outcomes.confidence(buffer, num_requests)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -152,7 +152,7 @@ class PrefillState:
         Sync: none.
         """
         size = min(shape.num_rows // shape.num_places, shape.context)
-        if shape.num_places > 1:
+        if shape.num_places > 1:  # whole groups: rows between prompts would not fit besides
             size = size // ROW_TILE_ROWS * ROW_TILE_ROWS or size
         padding = PrefillInput(
             slot=self._state.padding_slot, start=0, ids_target=(0,) * size, blocks=()

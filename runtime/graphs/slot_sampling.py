@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from runtime.batch import RoundSampling
+from runtime.batch import RoundSampling, on_device
 from runtime.kernels.law import KEEPS_ALL, MASKED
 
 _MASK_32 = 0xFFFFFFFF
@@ -91,11 +91,11 @@ class SamplingState:
             "log_min_p_B": [row.log_min_p for row in rows],
             "top_p_B": [row.top_p for row in rows],
         }
-        index = torch.tensor(list(new)).to(self._device, non_blocking=True)
+        index = on_device(list(new), device=self._device)
         for name, numbers in values.items():
             column: torch.Tensor = getattr(self._columns, name)
-            copied = torch.tensor(numbers, dtype=column.dtype)
-            column.index_copy_(0, index, copied.to(self._device, non_blocking=True))
+            copied = on_device(numbers, device=self._device, dtype=column.dtype)
+            column.index_copy_(0, index, copied)
 
     def select(self, slots_B: torch.Tensor, *, has_filters: bool) -> RoundSampling:
         """Return the columns of a round's requests.

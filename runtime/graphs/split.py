@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.batch import RoundKind, RoundRequests
+from runtime.batch import RoundKind, RoundRequests, on_device
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.masks import num_mask_words
 
@@ -71,8 +71,8 @@ class SplitState:
         """
         rest = self.slots_B.shape[0] - len(slots)
         padding = [self.padding_slot] * rest
-        table = torch.tensor([[*slots, *padding], [*num_drafts, *[0] * rest]])
-        both = table.to(self.slots_B.device, non_blocking=True)
+        table = [[*slots, *padding], [*num_drafts, *[0] * rest]]
+        both = on_device(table, device=self.slots_B.device)
         self.slots_B.copy_(both[0])
         self.num_drafts_B.copy_(both[1])
 

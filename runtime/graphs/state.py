@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import PackedLayout, RoundKind, RoundLaws, RoundRequests
+from runtime.batch import PackedLayout, RoundKind, RoundLaws, RoundRequests, on_device
 from runtime.graphs.input_ring import InputRing
 from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
 from runtime.kernels.round import RoundEnd, finish_round, prepare_round
@@ -176,8 +176,12 @@ class RoundState:
         """
         width = self.block_tables_ST.shape[1]
         slots = self.write_newest([(row.slot, row.length, row.newest_id_target) for row in rows])
-        tables = [[*row.blocks, *[0] * (width - len(row.blocks))] for row in rows]
-        self.block_tables_ST.index_copy_(0, slots, self._copied(tables, torch.int32))
+        tables = on_device(
+            [[*row.blocks, *[0] * (width - len(row.blocks))] for row in rows],
+            device=self.device,
+            dtype=torch.int32,
+        )
+        self.block_tables_ST.index_copy_(0, slots, tables)
         self.sampling.write([row.slot for row in rows], [row.sampling for row in rows])
 
     def write_newest(self, rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
@@ -188,7 +192,8 @@ class RoundState:
 
         Sync: none.
         """
-        slots, lengths, newest = self._copied(list(zip(*rows, strict=True))).unbind()
+        columns = on_device([*zip(*rows, strict=True)], device=self.device)
+        slots, lengths, newest = columns.unbind()
         self.lengths_S.index_copy_(0, slots, lengths)
         self.newest_ids_target_S.index_copy_(0, slots, newest)
         return slots
@@ -330,9 +335,3 @@ class RoundState:
             newest_ids_target_S=self.newest_ids_target_S,
             output_BX=self.output_BX,
         )
-
-    def _copied(
-        self, values: Sequence[Sequence[int]], dtype: torch.dtype = torch.int64
-    ) -> torch.Tensor:
-        """Return host numbers on the device; the copy is staged, nothing waits."""
-        return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)

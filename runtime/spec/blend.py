@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from runtime.batch import ConfidentDraft, RoundRequests, RoundStates
-from runtime.spec.host import on_device
+from runtime.batch import ConfidentDraft, RoundRequests, RoundStates, on_device
 from runtime.spec.script_table import OracleScript, Room, ScriptTable
 from runtime.spec.types import DeviceProposer, Observation, Proposal, RequestView, SlotTensor
 

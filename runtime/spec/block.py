@@ -22,13 +22,12 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import RoundRequests, RoundStates
+from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kernels import HeadRows, logits_argmax, plain_rows
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
 from runtime.spec.block_round import block_states, read_block
 from runtime.spec.draft_choice import DraftLaws, choose_drafts
-from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
 from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 

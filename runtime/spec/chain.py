@@ -20,13 +20,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from runtime.batch import RoundRequests, RoundStates
+from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kv import KVLayer
 from runtime.models import ChainDraft
 from runtime.spec.draft_choice import DraftHead, DraftLaws, choose_drafts, choose_round_drafts
 from runtime.spec.dynamic_rows import DynamicRows
 from runtime.spec.entries import Entries
-from runtime.spec.host import on_device
 from runtime.spec.packing import Place, pack_block_tables, pack_places
 from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 

@@ -14,11 +14,10 @@ from typing import Protocol
 
 import torch
 
-from runtime.batch import RoundRequests
+from runtime.batch import RoundRequests, on_device
 from runtime.kernels.draw import round_laws, round_noise
 from runtime.kernels.head import HeadRows
 from runtime.kernels.sample import sample
-from runtime.spec.host import on_device
 from runtime.spec.noise import DrawKind, draft_kind, noise_rows
 from runtime.spec.sampling import law_rows, noise_key
 from runtime.spec.types import DraftLaw, RequestView

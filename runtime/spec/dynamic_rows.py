@@ -25,7 +25,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.batch import RoundRequests, RoundStates
+from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kernels import (
     HeadRows,
     RowNorm,
@@ -37,7 +37,6 @@ from runtime.kernels import (
     rms_norm,
 )
 from runtime.spec.draft_choice import DraftHead
-from runtime.spec.host import on_device
 from runtime.spec.types import RequestView
 
 NUM_SCORED = 64

@@ -15,11 +15,10 @@ from dataclasses import replace
 
 import torch
 
-from runtime.batch import RoundRequests, RoundStates
+from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kernels import embed_stream, keep_rows, take_rows
 from runtime.kv import KVLayer
 from runtime.models import ChainDraft, DraftHidden
-from runtime.spec.host import on_device
 from runtime.spec.types import Observation, RequestView, SlotTensor
 
 

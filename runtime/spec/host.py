@@ -1,4 +1,4 @@
-"""Values that the host knows, moved to the device without waiting for it."""
+"""Drafts that the host knows, as a proposal."""
 
 from __future__ import annotations
 
@@ -6,21 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from runtime.batch import on_device
 from runtime.spec.types import Proposal
-
-
-def on_device(
-    values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]],
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.int64,
-) -> torch.Tensor:
-    """Return host numbers as a device tensor.
-
-    Sync: none. `torch.tensor(..., device="cuda")` waits for the stream; this copy does not. Its
-    pageable source is staged before the call returns, so it may be freed at once.
-    """
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def pad_proposal(drafts_target: Sequence[Sequence[int]], *, device: torch.device) -> Proposal:

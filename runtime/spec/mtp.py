@@ -19,11 +19,10 @@ from dataclasses import replace
 
 import torch
 
-from runtime.batch import PreparedBatch, RoundRequests, RoundStates
+from runtime.batch import PreparedBatch, RoundRequests, RoundStates, on_device
 from runtime.kv import KVLayer
 from runtime.models import MtpModel
 from runtime.spec.draft_choice import DraftLaws, choose_drafts
-from runtime.spec.host import on_device
 from runtime.spec.mtp_round import LayeredRound, LayerState
 from runtime.spec.packing import Place, pack_block_tables, pack_places
 from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor

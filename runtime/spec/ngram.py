@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from runtime.batch import RoundRequests, RoundStates
+from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kernels.ngram import append_history, find_drafts
-from runtime.spec.host import on_device, pad_proposal
+from runtime.spec.host import pad_proposal
 from runtime.spec.script_table import Room
 from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 

@@ -15,6 +15,7 @@ from enum import IntEnum
 
 import torch
 
+from runtime.batch import on_device
 from runtime.kernels.noise import (
     ACCEPT_DRAW,
     MASK_32,
@@ -24,7 +25,6 @@ from runtime.kernels.noise import (
     uniform,
     words_at,
 )
-from runtime.spec.host import on_device
 
 __all__ = [
     "DrawKind",

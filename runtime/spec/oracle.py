@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from runtime.batch import RoundRequests, RoundStates
-from runtime.spec.host import on_device, pad_proposal
+from runtime.batch import RoundRequests, RoundStates, on_device
+from runtime.spec.host import pad_proposal
 from runtime.spec.noise import DrawKind, noise_words, uniform
 from runtime.spec.script_table import (
     OracleScript,

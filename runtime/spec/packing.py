@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.batch import ROW_TILE_ROWS, PreparedBatch
-from runtime.spec.host import on_device
+from runtime.batch import ROW_TILE_ROWS, PreparedBatch, on_device
 from runtime.spec.types import RequestView
 
 

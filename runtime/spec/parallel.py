@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from runtime.batch import RoundRequests, RoundStates
+from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kv import KVLayer
 from runtime.models import PEagleModel
 from runtime.spec.draft_choice import DraftLaws, choose_drafts, choose_round_drafts
 from runtime.spec.entries import Entries
-from runtime.spec.host import on_device
 from runtime.spec.packing import Row, pack_rows
 from runtime.spec.types import Observation, Proposal, RequestView, SlotTensor
 

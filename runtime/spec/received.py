@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.spec.host import on_device, pad_proposal
+from runtime.batch import on_device
+from runtime.spec.host import pad_proposal
 from runtime.spec.types import DraftLaw, Proposal, Proposer, RequestView
 
 

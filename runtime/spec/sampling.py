@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from runtime.batch import on_device
 from runtime.kernels.law import (
     KEEPS_ALL,
     MASKED,
@@ -33,7 +34,6 @@ from runtime.kernels.law import (
     filter_rows,
     scale_rows,
 )
-from runtime.spec.host import on_device
 from runtime.spec.noise import NoiseKey
 from runtime.spec.types import RequestView, SamplingParams
 

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import torch
 
+from runtime.batch import on_device
 from runtime.kernels.noise import NoiseRows, uniform, words_at
-from runtime.spec.host import on_device
 from runtime.spec.noise import DrawKind, NoiseKey, noise_rows
 from runtime.spec.types import RequestView
 

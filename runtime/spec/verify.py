@@ -21,11 +21,11 @@ from typing import Protocol
 
 import torch
 
+from runtime.batch import on_device
 from runtime.kernels.accept import accept
 from runtime.kernels.masks import NO_FAULT, row_faults
 from runtime.kernels.rejection import RowDrafts, decide_rows
 from runtime.kernels.sample import sample
-from runtime.spec.host import on_device
 from runtime.spec.logprobs import token_logprobs
 from runtime.spec.noise import DrawKind, NoiseKey, noise_rows
 from runtime.spec.row_faults import first_faults

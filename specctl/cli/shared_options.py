@@ -174,7 +174,7 @@ Graphs = Annotated[
     GraphsMode | None,
     typer.Option(
         "--graphs",
-        help="auto: decoding rounds and short prompts as CUDA graphs; rounds: no prompts; "
+        help="auto: decoding rounds and prompts as CUDA graphs; rounds: no prompts; "
         "off: kernel by kernel.",
     ),
 ]

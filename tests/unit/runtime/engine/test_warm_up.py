@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -16,7 +15,7 @@ from runtime.graphs.prefill import PrefillShape
 from runtime.kernels.fused_table import FusedOp, fused_config
 from runtime.kernels.row_tiles import RowTile, row_tile
 from tests.engine_harness import World, make_world
-from tests.fake_graph import ids_of, make_llm
+from tests.fake_graph import eager_twin, ids_of, make_llm
 from tests.prefill_cases import prefill_request
 
 
@@ -29,12 +28,7 @@ def warm(llm: LLM) -> tuple[WarmUp, Engine]:
     """Warm an LLM up in an eager engine over its caches; return that engine, too."""
     caches = llm.caches
     assert caches is not None
-    engine = Engine(
-        target=llm.models.target,
-        target_kv=caches.target_kv,
-        proposer=caches.proposer,
-        config=replace(llm.config, enable_prefix_cache=False),
-    )
+    engine = eager_twin(llm)
     return warm_up(engine, llm.models, caches), engine
 
 

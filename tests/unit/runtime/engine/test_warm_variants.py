@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
-from runtime.engine.engine import Engine
 from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.warm_up import attend_everywhere, warm_up
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.rows import SEGMENT
 from runtime.kv import KVLayer
 from tests.engine_harness import World, make_world
-from tests.fake_graph import make_llm
+from tests.fake_graph import eager_twin, make_llm
 from tests.kernel_variants import Variants, captured_runner
 from tests.mixed_load import load
 from tests.tiny_block import BlockCase, make_block_world
@@ -62,12 +60,7 @@ def test_a_mixed_load_needs_no_other_variant(kind: str, has_graphs: bool, tmp_pa
     )  # fmt: skip
     caches = llm.caches
     assert caches is not None
-    eager = Engine(
-        target=llm.models.target,
-        target_kv=caches.target_kv,
-        proposer=caches.proposer,
-        config=replace(llm.config, enable_prefix_cache=False),
-    )
+    eager = eager_twin(llm)
     with variants.noted():
         warm_up(eager, llm.models, caches)
         warm = set(variants.seen)
