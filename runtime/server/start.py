@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -79,7 +80,17 @@ def serve_manifest(
         logger.info("%s: %s", settings.model_name, engine_text(llm))
         if options.role is not None and role is not None:
             logger.info("%s", role_text(options.role, role, llm))
+        settle_heap()
         serve_http(services, settings)
+
+
+def settle_heap() -> None:
+    """Leave what the start made out of later garbage collections.
+
+    A full one goes through every object of libraries, tokenizer and engine: requests would wait.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def engine_text(llm: LLM) -> str:

@@ -1,7 +1,8 @@
-"""What `serve` refuses before it loads a model."""
+"""What `serve` refuses before it loads a model, and what it does just before it answers."""
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from runtime.config import Overrides
 from runtime.server.run import check_address
 from runtime.server.settings import ServeOptions, settle
-from runtime.server.start import serve_manifest
+from runtime.server.start import serve_manifest, settle_heap
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 
 MANIFEST = Path(__file__).parents[4] / "fixtures" / "manifests" / "v1" / "speculators-eagle3.yaml"
@@ -67,3 +68,14 @@ def test_a_model_needs_a_name() -> None:
         settle(ServeOptions(model_name=""), target_name="tiny")
     (found,) = caught.value.diagnostics
     assert (found.code, found.where) == ("SD832", "--served-model-name")
+
+
+def test_later_collections_leave_out_what_the_start_made() -> None:
+    kept = [[number] for number in range(1000)]
+    try:
+        settle_heap()
+        known = {id(item) for item in gc.get_objects()}
+        assert not known & {id(item) for item in kept}
+        assert gc.get_freeze_count() > len(kept)
+    finally:
+        gc.unfreeze()
