@@ -244,7 +244,7 @@ def main() -> None:
     if given.target is None or given.draft is None or given.data is None:
         parser.error("--target, --draft and --data say where the inputs are")
     bench, parts = Bench(given), given.part or ["heads", "restarts", "dynamic"]
-    if "heads" not in parts and not bench.maps["map-16384"].is_file():
+    if "heads" not in parts and not (given.output / "map" / "token_map.json").is_file():
         parser.error(f"{given.output} has no map: run the part `heads` into it first")
     if "heads" in parts:
         bench.heads()
