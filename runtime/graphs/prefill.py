@@ -20,7 +20,7 @@ import torch
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.graphs.state import RoundState
-from runtime.kernels.prefill_rows import PromptRoom, place_prompts
+from runtime.kernels.prefill_rows import NUM_SCALARS, PromptRoom, place_prompts
 
 MOST_PLACES = 32
 """Prompts of a captured prefill at most: each costs a row of the head."""
@@ -169,27 +169,25 @@ class PrefillState:
         Sync: none.
         """
         room = self._room(shape)
-        num_empty = shape.num_places - len(prompts)
-        firsts: list[int] = []
-        ids: list[int] = []
-        for prompt in prompts:
-            ids += [0] * (group_end(len(ids)) - len(ids))
-            firsts.append(len(ids))
-            ids += prompt.ids_target
-        assert num_empty >= 0, "a prefill has a place for each prompt"
-        assert len(ids) <= shape.num_rows, "a prefill has rows for all prompts"
-        values = [
-            *[prompt.slot for prompt in prompts], *[self._state.padding_slot] * num_empty,
-            *[prompt.start for prompt in prompts], *[0] * num_empty,
-            *[len(prompt.ids_target) for prompt in prompts], *[0] * num_empty,
-            *firsts, *[shape.num_rows] * num_empty,
-        ]  # fmt: skip
-        for prompt in prompts:
+        num_places = room.num_places
+        assert len(prompts) <= num_places, "a prefill has a place for each prompt"
+        # Filled in place: a list of all numbers costs milliseconds where contexts are long.
+        numbers = torch.zeros(room.num_inputs, dtype=torch.int64)
+        host_X = numbers.numpy()
+        scalars = host_X[: NUM_SCALARS * num_places].reshape(NUM_SCALARS, num_places)
+        tables_RT = host_X[scalars.size : room.first_id].reshape(num_places, room.num_blocks)
+        scalars[:, len(prompts) :] = [[self._state.padding_slot], [0], [0], [shape.num_rows]]
+        row = end = room.first_id
+        for place, prompt in enumerate(prompts):
+            end = row + len(prompt.ids_target)
+            assert end <= room.num_inputs, "a prefill has rows for all prompts"
+            first = row - room.first_id
+            scalars[:, place] = prompt.slot, prompt.start, len(prompt.ids_target), first
             blocks = prompt.blocks[: room.num_blocks]
-            values += [*blocks, *[0] * (room.num_blocks - len(blocks))]
-        values += [0] * (room.num_blocks * num_empty)
-        values += ids
-        self.inputs_X[: len(values)].copy_(torch.tensor(values), non_blocking=True)
+            tables_RT[place, : len(blocks)] = blocks
+            host_X[row:end] = prompt.ids_target
+            row = room.first_id + group_end(end - room.first_id)
+        self.inputs_X[:end].copy_(numbers[:end], non_blocking=True)
 
     def rows(self, shape: PrefillShape) -> PrefillRows:
         """Return the rows of the prefill that was written.
