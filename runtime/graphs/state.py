@@ -176,12 +176,12 @@ class RoundState:
         """
         width = self.block_tables_ST.shape[1]
         slots = self.write_newest([(row.slot, row.length, row.newest_id_target) for row in rows])
-        tables = on_device(
-            [[*row.blocks, *[0] * (width - len(row.blocks))] for row in rows],
-            device=self.device,
-            dtype=torch.int32,
-        )
-        self.block_tables_ST.index_copy_(0, slots, tables)
+        # Filled in place: lists of whole tables cost a millisecond where contexts are long.
+        tables = torch.zeros((len(rows), width), dtype=torch.int32)
+        host = tables.numpy()
+        for place, row in enumerate(rows):
+            host[place, : len(row.blocks)] = row.blocks
+        self.block_tables_ST.index_copy_(0, slots, tables.to(self.device, non_blocking=True))
         self.sampling.write([row.slot for row in rows], [row.sampling for row in rows])
 
     def write_newest(self, rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
