@@ -105,7 +105,7 @@ class Pipeline:
         split = rounds.round_.split
         self._split = None if split is None else SplitRounds(rounds.runner, split)
         self._seen_version: int | None = None
-        self._is_unread = False  # a round whose requests all left was not waited for
+        self._is_unread = False  # a round whose requests all left, or a prefill, was not waited for
         self._is_written = False  # lanes go on: no eager step came between
         self._rows: dict[int, tuple[Placement, int]] = {}  # slot -> whose row, blocks in it
 
@@ -139,8 +139,9 @@ class Pipeline:
         is_split = self._split is not None and self._split.is_busy
         return not is_split and all(map(_may_join, self._scheduler.running))
 
-    def end_prefill(self) -> None:
-        """Note that the prefill was read, or given up: its requests may join."""
+    def end_prefill(self, *, is_read: bool) -> None:
+        """Note that the prefill was read, or given up while it may write; its requests may join."""
+        self._is_unread |= self.flights.has_prefill and not is_read
         self.flights.end_prefill()
         self._seen_version = None
 

@@ -143,7 +143,7 @@ class RoundsUnderWay:
         """
         started = self._started.popleft()
         if self._prefills is not None and not isinstance(started.rows, PackedRound):
-            self._end_prefill()
+            self._end_prefill(is_read=True)
             return started, self._prefills.finish(started), []
         try:
             done = finish_round(
@@ -166,12 +166,12 @@ class RoundsUnderWay:
         while self._started:
             for placed in self._started.popleft().placements:
                 placed.is_under_way = False
-        self._end_prefill()
+        self._end_prefill(is_read=False)
         self._forwards.abandon()
 
-    def _end_prefill(self) -> None:
+    def _end_prefill(self, *, is_read: bool) -> None:
         if self._pipeline is not None:
-            self._pipeline.end_prefill()
+            self._pipeline.end_prefill(is_read=is_read)
 
     def close(self) -> None:
         """Let every round go, and what other stages hold for them."""

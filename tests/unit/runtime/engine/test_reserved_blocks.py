@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.engine_harness import World, make_world
 from tests.fake_graph import make_llm
@@ -45,3 +46,28 @@ def test_a_round_that_nobody_reads_is_waited_for_once(world: World) -> None:
     assert fake.num_settled == 1
     assert engine.reserve(engine.admit(prefill_request(8, 12)))
     assert fake.num_settled == 1
+
+
+def test_a_prefill_that_a_fault_leaves_unread_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, (fake,) = make_llm(world, proposer="eagle3", num_speculative_tokens=2)
+    engine = llm.own_engine
+    engine.add_request(prefill_request(1, 9, max_tokens=40))
+    while len(fake.shapes) < 3:
+        engine.step()
+    engine.add_request(prefill_request(2, 9, max_tokens=40))
+    with monkeypatch.context() as patch:
+        patch.setattr(fake, "launch", _out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.step()  # of the round behind the prefill
+    assert fake.num_unread_at_prefill == [0, 1]
+    assert engine.abort("r2-9")
+    assert engine.reserve(engine.admit(prefill_request(7, 12)))
+    assert fake.num_settled == 1, "the prefill may still write into the blocks of r2"
+    assert engine.reserve(engine.admit(prefill_request(8, 12)))
+    assert fake.num_settled == 1
+
+
+def _out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError
