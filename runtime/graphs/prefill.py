@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.batch import ROW_TILE_ROWS, PreparedBatch
+from runtime.graphs.marks import new_mark
 from runtime.graphs.state import RoundState
 from runtime.kernels.prefill_rows import NUM_SCALARS, PromptRoom, place_prompts
 
@@ -138,6 +139,11 @@ class PrefillState:
         self.inputs_X = torch.zeros(
             max(room.num_inputs for room in rooms), dtype=torch.int64, device=device
         )
+        # Pinned memory: a large copy from elsewhere would wait for the rounds in flight.
+        self._numbers_X = torch.zeros(
+            self.inputs_X.shape, dtype=torch.int64, pin_memory=device.type == "cuda"
+        )
+        self._mark = new_mark(device)
         self.output_R = torch.zeros(
             max(room.num_places for room in rooms), dtype=torch.int64, device=device
         )
@@ -166,13 +172,14 @@ class PrefillState:
             shape: holds the prompts, see `PrefillShape.num_fitting`.
             prompts: one or more.
 
-        Sync: none.
+        Sync: waits for the copy of the last prefill's numbers, which is through once it was read.
         """
         room = self._room(shape)
         num_places = room.num_places
         assert len(prompts) <= num_places, "a prefill has a place for each prompt"
+        self._mark.synchronize()  # the copy before this one; its prefill was read since
         # Filled in place: a list of all numbers costs milliseconds where contexts are long.
-        numbers = torch.zeros(room.num_inputs, dtype=torch.int64)
+        numbers = self._numbers_X[: room.num_inputs].zero_()
         host_X = numbers.numpy()
         scalars = host_X[: NUM_SCALARS * num_places].reshape(NUM_SCALARS, num_places)
         tables_RT = host_X[scalars.size : room.first_id].reshape(num_places, room.num_blocks)
@@ -188,6 +195,7 @@ class PrefillState:
             host_X[row:end] = prompt.ids_target
             row = room.first_id + group_end(end - room.first_id)
         self.inputs_X[:end].copy_(numbers[:end], non_blocking=True)
+        self._mark.record()
 
     def rows(self, shape: PrefillShape) -> PrefillRows:
         """Return the rows of the prefill that was written.
