@@ -37,7 +37,7 @@ from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.draw import draw_accepted, draw_tokens
 from runtime.kernels.law import MASKED, comparable
-from runtime.kernels.masks import row_faults, unpack_mask
+from runtime.kernels.masks import drafts_before_faults, row_faults, unpack_mask
 from runtime.kernels.noise import TOKEN_DRAW
 from runtime.kv import KVLayer
 from runtime.models import TargetModel, TargetOutput
@@ -189,6 +189,9 @@ class DeviceRound:
         chosen_N, faults_N = self._choose(requests, batch, output, words_NX)
         chosen_BW = requests.per_request(chosen_N)
         num_drafts_B = requests.num_drafts_B
+        if faults_N is not None:
+            faults_BW = requests.per_request(faults_N)
+            num_drafts_B = drafts_before_faults(num_drafts_B, faults_BW)
         if self.forced is not None:
             num_drafts_B = self.forced.accepted(requests.slots_B, requests.lengths_B, num_drafts_B)
             chosen_BW = self.forced.choose(requests.drafts_BG, chosen_BW, num_drafts_B)

@@ -43,3 +43,20 @@ def row_faults(logits_MV: torch.Tensor, processed_MV: torch.Tensor) -> torch.Ten
     is_empty_M = (processed_MV == -torch.inf).all(dim=1)
     faults_M = torch.where(is_empty_M, NOTHING_LEFT, NO_FAULT)
     return torch.where(is_nan_M, NOT_A_NUMBER, faults_M)
+
+
+def drafts_before_faults(num_drafts_B: torch.Tensor, faults_BW: torch.Tensor) -> torch.Tensor:
+    """Return int64 [B], the drafts that a round may accept: it ends before a faulty row.
+
+    The tokens before that row may end the request; else the row is the first one of the next round.
+
+    Args:
+        num_drafts_B: int64, drafts that count.
+        faults_BW: int64, codes of `row_faults` of each request's rows.
+
+    Exactness: integers.
+    Sync: none.
+    Graph-safe: yes.
+    """
+    num_sound_B = (faults_BW == NO_FAULT).to(torch.int64).cumprod(dim=1).sum(dim=1)
+    return torch.minimum(num_drafts_B, (num_sound_B - 1).clamp(min=0))

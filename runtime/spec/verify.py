@@ -23,7 +23,7 @@ import torch
 
 from runtime.batch import on_device
 from runtime.kernels.accept import accept
-from runtime.kernels.masks import NO_FAULT, row_faults
+from runtime.kernels.masks import NO_FAULT, drafts_before_faults, row_faults
 from runtime.kernels.rejection import RowDrafts, decide_rows
 from runtime.kernels.sample import sample
 from runtime.spec.logprobs import token_logprobs
@@ -144,6 +144,8 @@ def _accept(choices: Choices, rows: VerifyRows, proposal: Proposal) -> RoundResu
     offset_W = torch.arange(width, dtype=torch.int64, device=device)
     # Offsets beyond a request's drafts read its last row again; they are never accepted.
     row_BW = first_B1 + torch.minimum(offset_W, num_drafts_B[:, None])
+    if choices.faults_N is not None:
+        num_drafts_B = drafts_before_faults(num_drafts_B, choices.faults_N[row_BW])
     accepted_B, committed_BW = accept(drafts_BG, choices.chosen_N[row_BW], num_drafts_B)
     parts = [accepted_B[:, None], committed_BW]
     if choices.faults_N is not None:
