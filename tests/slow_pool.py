@@ -2,6 +2,7 @@
 
 What a layer's forward just wrote is taken away and put back some time after, keys before values, as
 a GPU that runs behind its host would write it. The mark that goes with the layer waits for that.
+What earlier forwards wrote stays: a sender that is late may read it still.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ DELAY_S = 0.01
 class SlowWriter:
     """Puts content back after a while; its mark waits for that, or does not."""
 
-    def __init__(self, items: Sequence[tuple[torch.Tensor, torch.Tensor]], is_waited: bool) -> None:
+    def __init__(
+        self, items: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], is_waited: bool
+    ) -> None:
+        """Take away: tensors, what they hold now, and where that is new."""
         self._items = items
         self._is_waited = is_waited
-        for tensor, _ in items:
-            tensor.fill_(float("nan"))
+        for tensor, _, is_new in items:
+            tensor.masked_fill_(is_new, float("nan"))
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
     @torch.inference_mode()  # a stage makes its pool in it, and mode is of a thread
     def _run(self) -> None:
-        for tensor, content in self._items:
+        for tensor, content, is_new in self._items:
             time.sleep(DELAY_S)
-            tensor.copy_(content)
+            tensor[is_new] = content[is_new]
 
     @property
     def num_tensors(self) -> int:
@@ -41,7 +45,7 @@ class SlowWriter:
 
     def away(self) -> list[torch.Tensor]:
         """Return what it may not have put back yet."""
-        return [item for item, _ in self._items] if self.thread.is_alive() else []
+        return [item for item, _, _ in self._items] if self.thread.is_alive() else []
 
     def synchronize(self) -> None:
         if self._is_waited:
@@ -71,8 +75,8 @@ class SlowPool:
             for item in self._tensors()
             if id(item) not in away and not torch.equal(item, self._known[id(item)])
         ]
-        items = [(item, item.clone()) for item in changed]
-        self._known |= {id(tensor): content for tensor, content in items}
+        items = [(item, item.clone(), item != self._known[id(item)]) for item in changed]
+        self._known |= {id(tensor): content for tensor, content, _ in items}
         self.writers.append(SlowWriter(items, self._is_waited))
         return self.writers[-1]
 
