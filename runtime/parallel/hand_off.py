@@ -233,6 +233,7 @@ class RingHandOff:
                 if self._num_messages:
                     raise DiagnosticError(lost_peer(first_line(error))) from error
                 self._answer(_REFUSED)
+                self._settle(0)  # both ends now forget this way, and with it what has not left
                 return None
         slot = self._slots[index]
         slot.wait_written()
@@ -259,9 +260,18 @@ class RingHandOff:
         with lost_as_diagnostic():
             work = dist.isend(number, self._peer, group=self._group, tag=_ANSWER_TAG)
             assert work is not None, "a sender is in its group"
-            self._under_way.append((work, number))
-            while self._under_way and self._under_way[0][0].is_completed():
-                self._under_way.popleft()[0].wait()
+            self._under_way.append((work, number))  # what is let go before it left never leaves
+        self._settle(RING_SIZE)
+
+    def _settle(self, num_left: int) -> None:
+        """Forget answers that have left, and wait while more than `num_left` have not."""
+        with lost_as_diagnostic():
+            while self._under_way:
+                work, _ = self._under_way[0]
+                if len(self._under_way) <= num_left and not work.is_completed():
+                    return
+                work.wait()
+                self._under_way.popleft()
 
 
 def unreachable_memory() -> Diagnostic:

@@ -9,6 +9,7 @@ import datetime
 import logging
 import math
 import socket
+import time
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 
@@ -72,6 +73,15 @@ def test_packed_tensors_lie_apart_and_are_found_again(
     assert packed_bytes(parts) >= used
 
 
+class LateRing(RingHandOff):
+    """A sender that a busy machine holds up before it asks for the first answer."""
+
+    def complete(self) -> bool:
+        if self._num_messages == 1:
+            time.sleep(1)
+        return super().complete()
+
+
 def process(rank: int, port: int, is_refused: bool, out: Queue[tuple[int, object]]) -> None:
     """Rank 0 sends all messages twice over; rank 1 receives them, then loses its peer."""
     warnings: list[str] = []
@@ -89,7 +99,7 @@ def process(rank: int, port: int, is_refused: bool, out: Queue[tuple[int, object
     assert group is not None
     slots = HostSlots(is_refused=is_refused)
     channel = DistributedChannel(
-        group, 1 - rank, device=CPU, hand_off=RingHandOff(group, 1 - rank, slots)
+        group, 1 - rank, device=CPU, hand_off=LateRing(group, 1 - rank, slots)
     )
     other_way = DistributedChannel(group, 1 - rank, device=CPU)
     if rank == 0:
