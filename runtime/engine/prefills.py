@@ -54,24 +54,34 @@ class DevicePrefills:
         self._proposer = proposer
         self._costs = costs
 
-    def may_start(self, works: Sequence[PrefillWork]) -> bool:
-        """Whether a plan of these prompts would start here."""
-        return self._chosen(works) is not None
+    def choose(self, works: Sequence[PrefillWork]) -> PrefillGroup | None:
+        """Return how the first of these prompts run as a graph; None where all run eagerly."""
+        able = tuple(itertools.takewhile(_may_run, works))
+        prompts = [(work.num_rows, work.start + work.num_rows) for work in able]
+        groups = graph_groups(self._runner.prefill_shapes, prompts, self._costs)
+        if not groups:
+            return None
+        if self._costs is None:
+            all_run = sum(group.num_prompts for group in groups) == len(works)
+            return groups[0] if all_run and len(groups) <= MOST_IN_TURN else None
+        is_cheaper = self._costs.is_cheaper(groups, [work.num_rows for work in works])
+        return groups[0] if is_cheaper else None
 
-    def start(self, plan: Plan) -> StartedRound | None:
-        """Launch a prefill of the first prompts of a plan; None: the plan is the eager path's.
+    def start(self, plan: Plan, group: PrefillGroup) -> StartedRound:
+        """Launch a prefill of the first prompts of a plan; the others are left out of it.
+
+        Args:
+            plan: whose prompts were divided.
+            group: what `choose` returned for them.
 
         Sync: none.
         """
-        chosen = self._chosen(plan.prefills)
-        if chosen is None:
-            return None
-        works = plan.prefills[: chosen.num_prompts]
+        works = plan.prefills[: group.num_prompts]
         requests = tuple(work.request for work in works)
         others = [work.request for work in plan.decodes]
-        others += [work.request for work in plan.prefills[chosen.num_prompts :]]
+        others += [work.request for work in plan.prefills[group.num_prompts :]]
         self._state.write(
-            chosen.shape,
+            group.shape,
             [
                 PrefillInput(
                     slot=work.request.placed.slot,
@@ -82,7 +92,7 @@ class DevicePrefills:
                 for work in works
             ],
         )
-        self._runner.launch_prefill(chosen.shape)
+        self._runner.launch_prefill(group.shape)
         self._expect(requests)
         return under_way(
             plan.without(tuple(others)),
@@ -106,19 +116,6 @@ class DevicePrefills:
             ),
             draft=self._proposer,
         )
-
-    def _chosen(self, works: Sequence[PrefillWork]) -> PrefillGroup | None:
-        """Return how the first of these prompts run as a graph; None where all run eagerly."""
-        able = tuple(itertools.takewhile(_may_run, works))
-        prompts = [(work.num_rows, work.start + work.num_rows) for work in able]
-        groups = graph_groups(self._runner.prefill_shapes, prompts, self._costs)
-        if not groups:
-            return None
-        if self._costs is None:
-            all_run = sum(group.num_prompts for group in groups) == len(works)
-            return groups[0] if all_run and len(groups) <= MOST_IN_TURN else None
-        is_cheaper = self._costs.is_cheaper(groups, [work.num_rows for work in works])
-        return groups[0] if is_cheaper else None
 
 
 def _may_run(work: PrefillWork) -> bool:

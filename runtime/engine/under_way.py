@@ -91,12 +91,11 @@ class RoundsUnderWay:
                 then wait for the next one.
             listener: hears of its rows before they are sent off; its forward is eager then.
         """
-        prefill = None
         if self._prefills is not None and listener is None and not self._started:
-            prefill = self._prefills.start(plan)
-        if prefill is not None:
-            self._started.append(prefill)
-            return []
+            group = self._prefills.choose(plan.prefills)
+            if group is not None:
+                self._started.append(self._prefills.start(plan, group))
+                return []
         blamed: list[Blamed] = []
         while plan.requests:
             try:
@@ -125,8 +124,9 @@ class RoundsUnderWay:
         if pipeline is None or prefills is None or self._started or not pipeline.may_prefill:
             return
         works = scheduler.newcomers()
-        if prefills.may_start(works):
-            self.start(scheduler.plan_prefills(works))
+        group = prefills.choose(works)
+        if group is not None:
+            self._started.append(prefills.start(scheduler.plan_prefills(works), group))
             pipeline.flights.begin_prefill()
 
     def finish(

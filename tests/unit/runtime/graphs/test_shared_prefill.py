@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
-from runtime.engine.prefill_costs import PrefillCosts, graph_groups
+from runtime.engine import prefills
+from runtime.engine.prefill_costs import PrefillCosts, PrefillGroup, graph_groups
 from runtime.graphs.prefill import PrefillShape
 from tests.engine_harness import World
 from tests.fake_graph import ids_of, make_agreeing_world
@@ -109,6 +111,28 @@ def test_prompts_that_come_while_others_decode_wait_for_no_round(
     if num_requests > 1:
         assert max(graph.num_unread_at_prefill) == 1
     device.engine.check()
+
+
+def test_prompts_are_divided_once_for_each_prefill(
+    agreeing: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, device, graph = PrefillCase("eagle3", agreeing).pair(
+        max_num_requests=2, prefill_buckets=PACKED
+    )
+    num_divided: list[int] = []
+
+    def noted(
+        shapes: Sequence[PrefillShape],
+        prompts: Sequence[tuple[int, int]],
+        costs: PrefillCosts | None,
+    ) -> tuple[PrefillGroup, ...]:
+        num_divided.append(len(prompts))
+        return graph_groups(shapes, prompts, costs)
+
+    monkeypatch.setattr(prefills, "graph_groups", noted)
+    device.generate([prefill_request(seed, 9, max_tokens=12 + seed) for seed in range(6)])
+    assert max(graph.num_unread_at_prefill) == 1
+    assert len([count for count in num_divided if count]) == graph.num_prefills
 
 
 def test_a_prompt_is_aborted_behind_a_round(agreeing: World) -> None:
