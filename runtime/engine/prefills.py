@@ -23,7 +23,7 @@ from runtime.engine.prepare import RowSpan, StepRows
 from runtime.engine.request import Request
 from runtime.engine.round import Round, StartedRound, under_way
 from runtime.engine.scheduler import Plan, PrefillWork
-from runtime.graphs.prefill import PrefillInput, PrefillState, group_end
+from runtime.graphs.prefill import PrefillInput, PrefillState, first_rows
 from runtime.graphs.round import RoundRunner
 from runtime.spec.types import PrefillProposer, RoundResult
 
@@ -126,14 +126,11 @@ def _may_run(work: PrefillWork) -> bool:
 
 def _spans(works: Sequence[PrefillWork]) -> tuple[RowSpan, ...]:
     """Return the rows of each prompt, as they lie in a prefill."""
-    spans: list[RowSpan] = []
-    row = 0
-    for work in works:
-        spans.append(
-            RowSpan(request=work.request, first_row=row, start=work.start, num_rows=work.num_rows)
-        )
-        row = group_end(row + work.num_rows)
-    return tuple(spans)
+    rows = first_rows(work.num_rows for work in works)
+    return tuple(
+        RowSpan(request=work.request, first_row=row, start=work.start, num_rows=work.num_rows)
+        for work, row in zip(works, rows, strict=True)
+    )
 
 
 def make_prefills(

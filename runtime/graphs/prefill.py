@@ -13,7 +13,7 @@ rows, X numbers that the host hands in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,12 +48,12 @@ class PrefillShape:
             num_rows: of each prompt.
             ends: its last position + 1.
         """
-        count = row = 0
-        for rows, end in zip(num_rows[: self.num_places], ends, strict=False):
-            if row + rows > self.num_rows or end > self.context:
+        count = 0
+        for first, rows, end in zip(first_rows(num_rows), num_rows, ends, strict=True):
+            has_room = first + rows <= self.num_rows and end <= self.context
+            if count == self.num_places or not has_room:
                 break
             count += 1
-            row = group_end(row + rows)
         return count
 
 
@@ -184,16 +184,16 @@ class PrefillState:
         scalars = host_X[: NUM_SCALARS * num_places].reshape(NUM_SCALARS, num_places)
         tables_RT = host_X[scalars.size : room.first_id].reshape(num_places, room.num_blocks)
         scalars[:, len(prompts) :] = [[self._state.padding_slot], [0], [0], [shape.num_rows]]
-        row = end = room.first_id
-        for place, prompt in enumerate(prompts):
-            end = row + len(prompt.ids_target)
+        end = room.first_id
+        counts = [len(prompt.ids_target) for prompt in prompts]
+        for place, (prompt, first) in enumerate(zip(prompts, first_rows(counts), strict=True)):
+            row = room.first_id + first
+            end = row + counts[place]
             assert end <= room.num_inputs, "a prefill has rows for all prompts"
-            first = row - room.first_id
-            scalars[:, place] = prompt.slot, prompt.start, len(prompt.ids_target), first
+            scalars[:, place] = prompt.slot, prompt.start, counts[place], first
             blocks = prompt.blocks[: room.num_blocks]
             tables_RT[place, : len(blocks)] = blocks
             host_X[row:end] = prompt.ids_target
-            row = room.first_id + group_end(end - room.first_id)
         self.inputs_X[:end].copy_(numbers[:end], non_blocking=True)
         self._mark.record()
 
@@ -233,6 +233,18 @@ class PrefillState:
 def group_end(row: int) -> int:
     """Return the first row of a group at or behind `row`."""
     return -(-row // ROW_TILE_ROWS) * ROW_TILE_ROWS
+
+
+def first_rows(num_rows: Iterable[int]) -> Iterator[int]:
+    """Yield where each prompt lies in a prefill: from the group behind the one before it on.
+
+    Args:
+        num_rows: of each prompt, in order.
+    """
+    row = 0
+    for count in num_rows:
+        yield row
+        row = group_end(row + count)
 
 
 def _tiles(num_rows: int) -> list[tuple[int, int]]:

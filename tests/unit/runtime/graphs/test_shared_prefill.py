@@ -9,7 +9,7 @@ import pytest
 
 from runtime.engine import prefills
 from runtime.engine.prefill_costs import PrefillCosts, PrefillGroup, graph_groups
-from runtime.graphs.prefill import PrefillShape
+from runtime.graphs.prefill import PrefillShape, first_rows
 from tests.engine_harness import World
 from tests.fake_graph import ids_of, make_agreeing_world
 from tests.prefill_cases import (
@@ -57,6 +57,11 @@ def test_prompts_in_one_prefill_give_the_same_answers(case: PrefillCase) -> None
     assert 0 < graph.num_prefills < len(graph.prefills)
     assert any(start for _, start, _ in prompts_of(graph))
     device.engine.check()
+
+
+def test_where_prompts_lie() -> None:
+    assert list(first_rows([1, 16, 17, 5])) == [0, 16, 32, 64]
+    assert list(first_rows([])) == []
 
 
 def test_what_a_prefill_holds() -> None:
