@@ -28,18 +28,14 @@ class Flight:
 
 
 class Flights:
-    """The rounds in flight, oldest first.
-
-    Attributes:
-        num_launches: of rounds and of halves of split ones, so far.
-    """
+    """The rounds in flight, oldest first."""
 
     def __init__(self) -> None:
         """Have nothing in flight."""
         self._flights: deque[Flight] = deque()
         self._next_buffer = 0
         self._prefill_at: int | None = None  # launches before an unread prefill
-        self.num_launches = 0
+        self._num_launches = 0
 
     def __len__(self) -> int:
         """Return how many rounds are in flight."""
@@ -55,6 +51,11 @@ class Flights:
         at = self._prefill_at
         has_follower = at is not None and any(flight.number >= at for flight in self._flights)
         return has_follower or len(self._flights) >= NUM_BUFFERS
+
+    @property
+    def num_launches(self) -> int:
+        """Launches of rounds and of halves of split ones, so far; the number of the next one."""
+        return self._num_launches
 
     @property
     def num_tokens_ahead(self) -> int:
@@ -88,15 +89,19 @@ class Flights:
         """Note a round that was launched into `next_buffer`."""
         self._flights.append(
             Flight(
-                number=self.num_launches,
+                number=self._num_launches,
                 lanes=lanes,
                 num_drafts=num_drafts,
                 shape=shape,
                 buffer=self._next_buffer,
             )
         )
-        self.num_launches += 1
+        self._num_launches += 1
         self._next_buffer = (self._next_buffer + 1) % NUM_BUFFERS
+
+    def count_half(self) -> None:
+        """Note that a half of a split round was launched; who runs those keeps it."""
+        self._num_launches += 1
 
     def pop(self) -> Flight:
         """Return the oldest round, which is read next."""
@@ -104,7 +109,7 @@ class Flights:
 
     def begin_prefill(self) -> None:
         """Note that a prefill was launched behind the rounds in flight."""
-        self._prefill_at = self.num_launches
+        self._prefill_at = self._num_launches
 
     def end_prefill(self) -> None:
         """Note that the prefill was read or given up; without one nothing changes."""

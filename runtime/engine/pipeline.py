@@ -309,12 +309,12 @@ class Pipeline:
             is_split=True,
         )
         split.start(self._masked.lanes, size.num_drafts, shape, self.flights.num_launches)
-        self.flights.num_launches += 1
+        self.flights.count_half()
 
     def _launch_masked(self, split: SplitRounds, *, may_wait: bool) -> None:
         """Launch the second half of a split round if its masks are made, or once they are."""
-        number = self.flights.num_launches
-        self.flights.num_launches += split.launch_masked(number, may_wait=may_wait)
+        if split.launch_masked(self.flights.num_launches, may_wait=may_wait):
+            self.flights.count_half()
 
     def _write(self, group: _Group) -> None:
         """Tell the device of lanes that it does not know, and bring block tables up to date."""
