@@ -3,7 +3,7 @@
 `step` is schedule -> run a round -> commit. Tokens change in the commit only, so a round that fails
 leaves every request as it was: a `DiagnosticError` whose place is `request=<id>` ends that request,
 and the round is run again without it; any other fault is the caller's.
-Invariants: one thread at a time; nothing after a stop reaches ids, text, usage, KV or prefix cache.
+Invariants: one thread at a time.
 """
 
 from __future__ import annotations
@@ -16,26 +16,24 @@ from tokenizers import Tokenizer
 from runtime.config import RuntimeConfig
 from runtime.engine.admission import admit, refuse_full, refuse_known
 from runtime.engine.block_manager import BlockManager
-from runtime.engine.commit import Kept, keep_tokens, take_text
 from runtime.engine.counting import RoundCounter
 from runtime.engine.device_rounds import DeviceRounds
 from runtime.engine.forwards import Forwards, LocalForwards, RowsListener
 from runtime.engine.handover import Arrival, Handover
-from runtime.engine.lanes import LaneResult
 from runtime.engine.pipeline import Pipeline
 from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.prefills import make_prefills
-from runtime.engine.request import Admission, FinishReason, Request, RequestDelta, RequestInput
-from runtime.engine.round import Round, StartedRound, tell_proposer
+from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
+from runtime.engine.roster import Roster
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.stats import EngineStats
-from runtime.engine.under_way import Blamed, RoundsUnderWay
+from runtime.engine.under_way import RoundsUnderWay
 from runtime.graphs.capture import GraphReport
 from runtime.kv import KVLayer
 from runtime.models import TargetModel
 from runtime.spec.adaptive import DraftLengths, StaticLengths
 from runtime.spec.forced import ForcedLengths
-from runtime.spec.types import Proposer, RoundResult, SlotTensor, TokenLogprobs
+from runtime.spec.types import Proposer, SlotTensor
 from specctl.contract.diagnostics import Diagnostic
 
 
@@ -73,7 +71,6 @@ class Engine:
         """
         lengths = lengths or StaticLengths()
         self.config = config
-        self._leaving: set[str] = set()  # aborted while their rows are under way
         self._proposer = proposer
         self._tokenizer = tokenizer
         self._blocks = BlockManager(
@@ -83,9 +80,15 @@ class Engine:
             enable_prefix_cache=config.enable_prefix_cache,
         )
         self._scheduler = Scheduler(config, self._blocks, proposer, lengths)
-        self._requests: dict[str, Request] = {}
         self.handover = Handover(scheduler=self._scheduler, blocks=self._blocks, proposer=proposer)
         self._counter = RoundCounter(config=config, proposer=proposer, lengths=lengths)
+        self._roster = Roster(
+            scheduler=self._scheduler,
+            blocks=self._blocks,
+            proposer=proposer,
+            handover=self.handover,
+            counter=self._counter,
+        )
         self._graph_report = GraphReport() if rounds is None else rounds.report
         self._pipeline = None
         if rounds is not None:
@@ -111,13 +114,13 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a request is in flight."""
-        return bool(self._requests)
+        return bool(self._roster)
 
     @property
     def num_free_places(self) -> int:
         """How many more requests `add_request` takes now."""
         places = self.config.max_num_requests + self.config.max_num_waiting
-        return max(0, places - len(self._requests))
+        return max(0, places - len(self._roster))
 
     @property
     def is_runnable(self) -> bool:
@@ -136,7 +139,7 @@ class Engine:
 
     def find(self, request_id: str) -> Request | None:
         """Return a request in flight."""
-        return self._requests.get(request_id)
+        return self._roster.find(request_id)
 
     def add_request(self, request: RequestInput) -> Admission:
         """Queue a request.
@@ -145,7 +148,7 @@ class Engine:
             DiagnosticError: what `admit` raises.
         """
         admitted = self.admit(request)
-        self._requests[request.request_id] = admitted
+        self._roster.add(admitted)
         self._scheduler.add(admitted)
         return Admission(request_id=request.request_id, seed=admitted.params.seed)
 
@@ -159,26 +162,20 @@ class Engine:
         if self._pipeline is not None:
             self._pipeline.settle()  # the writer of its blocks is no work of this device
             self._pipeline.expect([request])
-        self._requests[request.request_id] = request
+        self._roster.add(request)
         return True
 
     def deliver(self, request_id: str, arrival: Arrival) -> tuple[RequestDelta, ...]:
         """Go on with a reserved request whose KV is in its blocks."""
-        request = self._requests[request_id]
-        self._counter.tally.num_prompt_tokens += request.num_prompt_tokens
-        kept = keep_tokens(request, arrival.committed)
-        self.handover.take(request, arrival)
-        self._counter.tally.num_cached_tokens += request.num_cached_tokens or 0
-        self._settle_blocks(request, request.num_prompt_tokens)
-        return tuple(self._deliver([request], [kept], [arrival.logprobs]))
+        return tuple(self._roster.commit_arrival(request_id, arrival))
 
     def fail(self, request_id: str, problem: Diagnostic) -> RequestDelta:
         """End a request that has no rows under way with an error."""
-        return self._fail(self._requests[request_id], problem)
+        return self._roster.fail(self._roster[request_id], problem)
 
     def retire(self, request_id: str) -> None:
         """Let go of a parked request; it was counted when it ended."""
-        self._scheduler.remove(self._requests.pop(request_id))
+        self._roster.retire(request_id)
 
     def admit(self, request: RequestInput, *, num_others: int = 0) -> Request:
         """Return a request with everything settled; it is not queued.
@@ -191,7 +188,7 @@ class Engine:
             DiagnosticError: SD904 and SD908 to SD911 (what was asked for cannot run), SD914 (the
                 queue is full).
         """
-        refuse_known(request, self._requests)
+        refuse_known(request, self._roster)
         if self.num_free_places <= num_others:
             refuse_full(request, self.config, self._scheduler.num_waiting + num_others)
         return admit(request, self.config, self._tokenizer)
@@ -201,14 +198,7 @@ class Engine:
 
         One whose rows are under way holds its blocks until they are through.
         """
-        request = self._requests.get(request_id)
-        if request is None or request_id in self._leaving:
-            return False
-        if request.placement is not None and request.placement.is_under_way:
-            self._leaving.add(request_id)
-        else:
-            self._drop(request, "abort")
-        return True
+        return self._roster.abort(request_id)
 
     @torch.inference_mode()
     def step(self, listener: RowsListener | None = None) -> tuple[RequestDelta, ...]:
@@ -221,9 +211,7 @@ class Engine:
             return self._step(listener)
         except Exception:  # whatever it is, it is raised again, and no round goes on that it broke
             self._rounds.abandon()
-            for request_id in self._leaving:
-                self._drop(self._requests[request_id], "abort")
-            self._leaving.clear()
+            self._roster.abandon()
             raise
 
     def _step(self, listener: RowsListener | None) -> tuple[RequestDelta, ...]:
@@ -233,21 +221,21 @@ class Engine:
             if not self._pipeline.flights.is_prefill_next:
                 results = self._pipeline.next_results()
                 if results is not None:
-                    return tuple(self._commit_results(results))
+                    return tuple(self._roster.commit_results(results))
         failed: list[RequestDelta] = []
         for _ in range(self._rounds.num_missing):
             plan = self._scheduler.schedule(num_parts=self._rounds.num_parts)
             if not plan.requests:
                 break
-            failed += self._fail_all(self._rounds.start(plan, listener))
+            failed += self._roster.fail_all(self._rounds.start(plan, listener))
         has_progress = bool(self._rounds) or bool(failed)
-        may_wait = self.handover.is_holding or not self._requests
+        may_wait = self.handover.is_holding or not self._roster
         assert has_progress or may_wait, "no request in flight can be scheduled"
         while self._rounds:
             started, done, blamed = self._rounds.finish(listener)
-            failed += self._fail_all(blamed)
+            failed += self._roster.fail_all(blamed)
             if done is not None:
-                return (*failed, *self._commit(done, started))
+                return (*failed, *self._roster.commit(done, started))
         return tuple(failed)
 
     def stats(self) -> EngineStats:
@@ -281,120 +269,7 @@ class Engine:
         self._blocks.check([*tables, *self.handover.held_tables])
         slots = [request.placed.slot for request in placed]
         assert len(set(slots)) == len(slots), f"two requests share a slot: {slots}"
-        known = {id(request) for request in self._requests.values()}
+        known = {id(request) for request in self._roster}
         queued = [id(request) for request in self._scheduler]
         assert len(queued) == len(known), "a request is queued twice or not at all"
         assert set(queued) == known, "the queues hold other requests than the engine"
-
-    def _commit(self, done: Round, started: StartedRound) -> list[RequestDelta]:
-        """Take a round's tokens in, tell the proposer, name full blocks, end what is done."""
-        rows = done.rows
-        self._counter.count(done, started.plan)
-        kept = [
-            keep_tokens(request, committed)
-            for request, committed in zip(rows.yielding, done.result.committed, strict=True)
-        ]
-        tell_proposer(self._proposer, done)
-        for span in rows.spans:
-            span.request.placed.num_final_rows = span.num_final_rows
-            span.request.placed.received = None
-            self._settle_blocks(span.request, span.start + span.num_final_rows)
-        deltas = self._deliver(rows.yielding, kept, done.result.logprobs)
-        return self._without_leaving(started.plan.requests, deltas) if self._leaving else deltas
-
-    def _without_leaving(
-        self, requests: Sequence[Request], deltas: Sequence[RequestDelta]
-    ) -> list[RequestDelta]:
-        """Drop the requests that were aborted while under way, and what their rounds yielded."""
-        gone = self._leaving & {request.request_id for request in requests}
-        self._leaving -= gone
-        for request in requests:
-            if request.request_id in gone and request.request_id in self._requests:
-                self._drop(request, "abort")
-        return [delta for delta in deltas if delta.request_id not in gone]
-
-    def _commit_results(self, found: Sequence[LaneResult]) -> list[RequestDelta]:
-        """Take in what a round on the device yielded; the draft has observed it already."""
-        failed = [
-            self._fail(lane.request, lane.problem) for lane in found if lane.problem is not None
-        ]
-        results = [lane for lane in found if lane.problem is None]
-        if not results:
-            return failed
-        requests = [result.request for result in results]
-        result = RoundResult(
-            committed=tuple(tuple(lane.committed) for lane in results),
-            num_drafts=tuple(lane.num_drafts for lane in results),
-            num_accepted_drafts=tuple(len(lane.committed) - 1 for lane in results),
-        )
-        self._counter.count_device_round(results, result)
-        kept = [
-            keep_tokens(request, committed)
-            for request, committed in zip(requests, result.committed, strict=True)
-        ]
-        for request in requests:
-            self._settle_blocks(request, len(request.ids_target) - 1)
-        return [*failed, *self._deliver(requests, kept)]
-
-    def _deliver(
-        self,
-        requests: Sequence[Request],
-        kept: Sequence[Kept],
-        logprobs: Sequence[tuple[TokenLogprobs, ...]] = (),
-    ) -> list[RequestDelta]:
-        """Return what was kept, ending the requests that are done.
-
-        Args:
-            requests: that got tokens.
-            kept: what they keep of them.
-            logprobs: of all committed tokens; empty where no request wants them.
-        """
-        deltas = []
-        entries = logprobs or ((),) * len(requests)
-        for request, tokens, row in zip(requests, kept, entries, strict=True):
-            self._counter.tally.num_output_tokens += len(tokens.ids_target)
-            is_finished = tokens.finish_reason is not None
-            deltas.append(
-                RequestDelta(
-                    request_id=request.request_id,
-                    ids_target=tokens.ids_target,
-                    text=take_text(request, is_finished=is_finished),
-                    finish_reason=tokens.finish_reason,
-                    usage=request.usage(),
-                    logprobs=row[: len(tokens.ids_target)],
-                )
-            )
-            if tokens.finish_reason is not None and request.is_parked_at_end:
-                self._scheduler.park(request)
-                self._counter.tally.finished[tokens.finish_reason] += 1
-            elif tokens.finish_reason is not None:
-                self._drop(request, tokens.finish_reason)
-        return deltas
-
-    def _settle_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Advance a request over its final rows and make its full blocks findable."""
-        placed = request.placed
-        placed.num_computed_tokens = num_computed_tokens
-        self._blocks.commit(
-            placed.table, request.ids_target, num_computed_tokens=num_computed_tokens
-        )
-
-    def _fail_all(self, blamed: Sequence[Blamed]) -> list[RequestDelta]:
-        return [self._fail(item.request, item.problem) for item in blamed]
-
-    def _fail(self, request: Request, problem: Diagnostic) -> RequestDelta:
-        self._leaving.discard(request.request_id)
-        self._drop(request, "error")
-        return RequestDelta(
-            request_id=request.request_id,
-            ids_target=(),
-            text=take_text(request, is_finished=True),
-            finish_reason="error",
-            usage=request.usage(),
-            error=problem,
-        )
-
-    def _drop(self, request: Request, reason: FinishReason) -> None:
-        self._scheduler.remove(request)
-        del self._requests[request.request_id]
-        self._counter.tally.finished[reason] += 1
