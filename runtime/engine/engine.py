@@ -2,7 +2,8 @@
 
 `step` is schedule -> run a round -> commit. Tokens change in the commit only, so a round that fails
 leaves every request as it was: a `DiagnosticError` whose place is `request=<id>` ends that request,
-and the round is run again without it; any other fault is the caller's.
+and the round is run again without it; any other fault is the caller's. Tokens that are committed
+are delivered: a draft that fails to observe them lets the next step raise.
 Invariants: one thread at a time.
 """
 
@@ -113,8 +114,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is in flight."""
-        return bool(self._roster)
+        """Whether a request is in flight, or a fault is to be raised behind its tokens."""
+        return bool(self._roster) or self._roster.has_fault
 
     @property
     def num_free_places(self) -> int:
@@ -125,7 +126,7 @@ class Engine:
     @property
     def is_runnable(self) -> bool:
         """Whether a step would run a round: requests that wait for KV alone run none."""
-        return self._scheduler.has_runnable
+        return self._scheduler.has_runnable or self._roster.has_fault
 
     @property
     def num_steps(self) -> int:
@@ -215,6 +216,7 @@ class Engine:
             raise
 
     def _step(self, listener: RowsListener | None) -> tuple[RequestDelta, ...]:
+        self._roster.raise_fault()
         if self._pipeline is not None:
             if listener is None:
                 self._rounds.start_behind(self._scheduler)

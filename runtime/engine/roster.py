@@ -2,6 +2,10 @@
 
 What rounds yield is taken in here: tokens change in the commit only, and nothing after a stop
 reaches ids, text, usage, KV or prefix cache.
+
+A draft that fails to observe a round takes none of its tokens back: they are delivered, and the
+fault is raised by the next step. The requests of that round start over behind their tokens, so that
+the draft is told of every position again.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class Roster:
         self._counter = counter
         self._requests: dict[str, Request] = {}
         self._leaving: set[str] = set()  # aborted while their rows are under way
+        self._fault: Exception | None = None  # behind the deltas of the last round
 
     def __len__(self) -> int:
         """Return how many requests are in flight."""
@@ -66,6 +71,17 @@ class Roster:
         """Take an admitted request."""
         self._requests[request.request_id] = request
 
+    @property
+    def has_fault(self) -> bool:
+        """Whether `raise_fault` raises."""
+        return self._fault is not None
+
+    def raise_fault(self) -> None:
+        """Raise, once, why the draft did not observe the last round."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
     def retire(self, request_id: str) -> None:
         """Let go of a parked request; it was counted when it ended."""
         self._scheduler.remove(self._requests.pop(request_id))
@@ -88,20 +104,45 @@ class Roster:
         self._leaving.clear()
 
     def commit(self, done: Round, started: StartedRound) -> list[RequestDelta]:
-        """Take a round's tokens in, tell the proposer, name full blocks, end what is done."""
+        """Take a round's tokens in, tell the proposer, name full blocks, end what is done.
+
+        Where the proposer fails and somebody got tokens, `raise_fault` has the fault.
+        """
         rows = done.rows
         self._counter.count(done, started.plan)
         kept = [
             keep_tokens(request, committed)
             for request, committed in zip(rows.yielding, done.result.committed, strict=True)
         ]
-        tell_proposer(self._proposer, done)
+        try:
+            tell_proposer(self._proposer, done)
+        except Exception as error:  # whatever it is, it is raised: here, or behind the tokens
+            if any(request.is_parked_at_end for request in started.plan.requests):
+                raise  # they are handed over with what the draft keeps, or not at all
+            deltas = self._end_round(done, started, kept)
+            self._start_over(started.plan.requests)
+            if not deltas:
+                raise
+            self._fault = error
+            return deltas
         for span in rows.spans:
             span.request.placed.num_final_rows = span.num_final_rows
             span.request.placed.received = None
             self._settle_blocks(span.request, span.start + span.num_final_rows)
-        deltas = self._deliver(rows.yielding, kept, done.result.logprobs)
+        return self._end_round(done, started, kept)
+
+    def _end_round(
+        self, done: Round, started: StartedRound, kept: Sequence[Kept]
+    ) -> list[RequestDelta]:
+        """Deliver what a round's requests keep; none of them is under way any more."""
+        deltas = self._deliver(done.rows.yielding, kept, done.result.logprobs)
         return self._without_leaving(started.plan.requests, deltas) if self._leaving else deltas
+
+    def _start_over(self, requests: Sequence[Request]) -> None:
+        """Queue the requests that did not end, oldest first: all their positions run again."""
+        for request in reversed(requests):
+            if request.request_id in self._requests:
+                self._scheduler.preempt(request)
 
     def commit_results(self, found: Sequence[LaneResult]) -> list[RequestDelta]:
         """Take in what a round on the device yielded; the draft has observed it already."""

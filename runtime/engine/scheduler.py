@@ -265,11 +265,12 @@ class Scheduler:
                 continue
             num_drafts = 0
             victim = next(item for item in reversed(self._running) if not item.placed.is_under_way)
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is request:
                 return None
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
+        """Free what a running request holds and put it at the head of the queue."""
         self._leave(request)
         self._waiting.appendleft(request)
         self.num_preemptions += 1

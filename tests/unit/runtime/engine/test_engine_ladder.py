@@ -94,7 +94,7 @@ def test_preemption_at_five_points_is_exact(
         if step == num_steps:
             victim = rig.engine._scheduler.running[-1]
             assert victim.request_id == "r1"
-            rig.engine._scheduler._preempt(victim)
+            rig.engine._scheduler.preempt(victim)
         for delta in rig.engine.step():
             ids[delta.request_id].extend(delta.ids_target)
         rig.engine.check()

@@ -200,7 +200,7 @@ def test_abort_preemption_and_flush_in_flight(
                 engine.add_request(waiting.pop())  # takes over slot and blocks at once
                 ids["r7"] = []
             elif event == "preempt":
-                engine._scheduler._preempt(engine._scheduler.running[1])
+                engine._scheduler.preempt(engine._scheduler.running[1])
             else:
                 engine.flush_cache()
         if step == num_steps + 3:

@@ -229,7 +229,7 @@ def test_leaving_and_joining_between_the_halves(
             elif event == "preempt":
                 victim = engine.find(asked[2].request_id)
                 if victim is not None and victim.placement is not None:
-                    engine._scheduler._preempt(victim)
+                    engine._scheduler.preempt(victim)
             while late:  # take over slots and blocks at once
                 engine.add_request(late.pop())
         for delta in engine.step():
