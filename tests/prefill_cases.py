@@ -10,6 +10,7 @@ import torch
 
 from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
+from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, kv_rows, prompt_of
 from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
 from tests.tiny_block import BlockCase, make_block_world
@@ -20,6 +21,9 @@ KINDS = ("none", "ngram", "eagle3", "mtp", "eagle", "peagle", "dspark", "dflash"
 
 
 GAMMA = 3
+
+SAMPLED = SamplingParams(temperature=0.8, seed=2**40 + 3, choice_index=2)
+FILTERED = SamplingParams(temperature=1.3, seed=7, top_k=9, top_p=0.8, min_p=0.01)
 
 
 class PrefillCase:
@@ -99,9 +103,17 @@ def left_by(llm: LLM, request: RequestInput) -> list[torch.Tensor]:
     return kept
 
 
-def check_one_prefill(eager: LLM, device: LLM, lengths: Sequence[int]) -> None:
+def check_one_prefill(
+    eager: LLM,
+    device: LLM,
+    lengths: Sequence[int],
+    laws: Sequence[SamplingParams] = (SamplingParams(),),
+) -> None:
     """Check that prompts which come at once leave what each of them leaves alone and eagerly."""
-    requests = [prefill_request(seed, length, max_tokens=30) for seed, length in enumerate(lengths)]
+    requests = [
+        prefill_request(seed, length, max_tokens=30, params=laws[seed % len(laws)])
+        for seed, length in enumerate(lengths)
+    ]
     alone = [after_prefill(eager, request) for request in requests]
     for request in requests:
         device.engine.add_request(request)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from runtime.batch import RoundKind
 from runtime.config import RuntimeConfig
 from runtime.config.round_sizes import RoundMenu, draft_counts_up_to
+from runtime.engine.slot_params import prefill_kind
 from runtime.graphs.capture import GraphReport, GraphSet
 from runtime.graphs.prefill import PrefillShape, PrefillState, group_end
 from runtime.graphs.round import DeviceRound, RoundRunner, batch_sizes, context_buckets
@@ -77,6 +79,13 @@ def captured_prefill_rows(config: RuntimeConfig) -> tuple[int, ...]:
     return tuple(rows for i, rows in enumerate(buckets) if i == 0 or buckets[i - 1] < most)
 
 
+def _round_kinds(config: RuntimeConfig) -> tuple[RoundKind, ...]:
+    """Return the ways to choose tokens that requests of an engine may ask for."""
+    if config.verification == "rejection":
+        return ("greedy", "rejection")
+    return ("greedy", "sampled", "filtered")
+
+
 def _prefill_state(
     state: RoundState, proposer: Proposer, config: RuntimeConfig
 ) -> PrefillState | None:
@@ -89,6 +98,7 @@ def _prefill_state(
         row_counts=row_counts,
         contexts=(contexts[0], contexts[-1]),
         max_num_prompts=config.max_num_requests,
+        kinds=tuple(map(prefill_kind, _round_kinds(config))),
     )
 
 
@@ -153,9 +163,7 @@ def make_device_rounds(
         draft_counts=menu.draft_counts if is_ragged(config) else menu.draft_counts[-1:],
         contexts=captured_contexts(config),
         is_ragged=is_ragged(config),
-        kinds=("greedy", "rejection")
-        if config.verification == "rejection"
-        else ("greedy", "sampled", "filtered"),
+        kinds=_round_kinds(config),
     )
     return DeviceRounds(
         runner=graphs,

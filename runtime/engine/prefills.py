@@ -2,8 +2,8 @@
 
 A step whose prompts cost less by graphs (`runtime.engine.prefill_costs`) runs the first ones that a
 captured size holds; the others and the requests that decode wait for the next steps. Whatever does
-not fit (a chunk that is not the last one, options that need more than the argmax) stays on the
-eager path, with the same bits.
+not fit (a chunk that is not the last one, options of which rounds on the device know nothing) stays
+on the eager path, with the same bits.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from runtime.engine.prepare import RowSpan, StepRows
 from runtime.engine.request import Request
 from runtime.engine.round import Round, StartedRound, under_way
 from runtime.engine.scheduler import Plan, PrefillWork
+from runtime.engine.slot_params import prefill_kind, round_kind, slot_sampling
 from runtime.graphs.prefill import PrefillInput, PrefillState, first_rows
 from runtime.graphs.round import RoundRunner
 from runtime.spec.types import PrefillProposer, RoundResult
@@ -58,7 +59,12 @@ class DevicePrefills:
         """Return how the first of these prompts run as a graph; None where all run eagerly."""
         able = tuple(itertools.takewhile(_may_run, works))
         prompts = [(work.num_rows, work.start + work.num_rows) for work in able]
-        groups = graph_groups(self._runner.prefill_shapes, prompts, self._costs)
+        kind = round_kind([work.request.params for work in able])
+        if kind is None:
+            return None
+        every = self._runner.prefill_shapes
+        shapes = [shape for shape in every if shape.kind == prefill_kind(kind)]
+        groups = graph_groups(shapes, prompts, self._costs)
         if not groups:
             return None
         if self._costs is None:
@@ -88,6 +94,7 @@ class DevicePrefills:
                     start=work.start,
                     ids_target=work.request.ids_target[work.start : work.start + work.num_rows],
                     blocks=work.request.placed.table.blocks,
+                    sampling=slot_sampling(work.request.params),
                 )
                 for work in works
             ],
@@ -121,7 +128,7 @@ class DevicePrefills:
 def _may_run(work: PrefillWork) -> bool:
     """Whether a graph can run a prompt that it holds."""
     request = work.request
-    return work.is_last and request.masks is None and request.params.device_kind == "greedy"
+    return work.is_last and request.masks is None and request.params.device_kind is not None
 
 
 def _spans(works: Sequence[PrefillWork]) -> tuple[RowSpan, ...]:

@@ -23,6 +23,14 @@ def round_kind(params: Sequence[SamplingParams]) -> RoundKind | None:
     return next(kind for kind in reversed(_KINDS) if kind in kinds)
 
 
+def prefill_kind(kind: RoundKind) -> RoundKind:
+    """Return how the prompts of requests whose rounds are of a kind get their next tokens.
+
+    Nothing was drafted for them, so there is nothing to reject.
+    """
+    return "filtered" if kind == "rejection" else kind
+
+
 def slot_sampling(params: SamplingParams) -> SlotSampling:
     """Return a request's way to choose tokens; its `device_kind` is not None."""
     if params.is_greedy:

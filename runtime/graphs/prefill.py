@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import ROW_TILE_ROWS, PreparedBatch
+from runtime.batch import ROW_TILE_ROWS, PreparedBatch, RoundKind
 from runtime.graphs.marks import new_mark
+from runtime.graphs.slot_sampling import GREEDY, SlotSampling
 from runtime.graphs.state import RoundState
 from runtime.kernels.prefill_rows import NUM_SCALARS, PromptRoom, place_prompts
 
@@ -35,11 +36,14 @@ class PrefillShape:
         num_rows: rows, padding included.
         context: bound of every position + 1.
         num_places: prompts at most.
+        kind: how the prompts' next tokens are chosen, which none of "rejection" is: nothing was
+            drafted for them.
     """
 
     num_rows: int
     context: int
     num_places: int = 1
+    kind: RoundKind = "greedy"
 
     def num_fitting(self, num_rows: Sequence[int], ends: Sequence[int]) -> int:
         """Return how many of the first prompts fit.
@@ -66,12 +70,14 @@ class PrefillInput:
         start: absolute position of the first row.
         ids_target: target ids of the rows, one or more.
         blocks: its block table.
+        sampling: how its next token is chosen.
     """
 
     slot: int
     start: int
     ids_target: Sequence[int]
     blocks: Sequence[int]
+    sampling: SlotSampling = GREEDY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -115,24 +121,30 @@ class PrefillState:
         row_counts: Sequence[int],
         contexts: Sequence[int],
         max_num_prompts: int,
+        kinds: Sequence[RoundKind] = ("greedy",),
     ) -> None:
         """Allocate everything; what the next prefill reads is to be written first.
 
         Args:
             state: of all slots.
             row_counts: buckets, one or more.
-            contexts: bounds of positions that have shapes of their own.
+            contexts: bounds of positions that have shapes of their own; only greedy ones have
+                more than the largest.
             max_num_prompts: of a prefill.
+            kinds: ways to choose the next tokens.
         """
         most, device = min(max_num_prompts, MOST_PLACES), state.device
+        largest = (max(contexts),)
         self.shapes = tuple(
             PrefillShape(
                 num_rows=num_rows,
                 context=context,
                 num_places=max(1, min(most, num_rows // ROW_TILE_ROWS)),
+                kind=kind,
             )
             for num_rows in sorted(set(row_counts), reverse=True)
-            for context in sorted(set(contexts), reverse=True)
+            for kind in kinds
+            for context in (sorted(set(contexts), reverse=True) if kind == "greedy" else largest)
         )
         self._state = state
         rooms = [self._room(shape) for shape in self.shapes]
@@ -196,6 +208,10 @@ class PrefillState:
             host_X[row:end] = prompt.ids_target
         self.inputs_X[:end].copy_(numbers[:end], non_blocking=True)
         self._mark.record()
+        if shape.kind != "greedy":
+            self._state.sampling.write(
+                [prompt.slot for prompt in prompts], [prompt.sampling for prompt in prompts]
+            )
 
     def rows(self, shape: PrefillShape) -> PrefillRows:
         """Return the rows of the prefill that was written.

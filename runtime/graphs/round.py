@@ -32,7 +32,7 @@ from runtime.batch import (
     RoundStates,
     packed,
 )
-from runtime.graphs.prefill import PrefillShape, PrefillState
+from runtime.graphs.prefill import PrefillRows, PrefillShape, PrefillState
 from runtime.graphs.split import SplitState
 from runtime.graphs.state import RoundShape, RoundState
 from runtime.kernels.draw import draw_accepted, draw_tokens
@@ -79,7 +79,7 @@ class DeviceRound:
         draft: who drafts.
         state: what rounds read and write.
         split: what rounds of requests with a grammar read and write besides; None: there are none.
-        prefill: what prefills of greedy requests read and write; None: there are none.
+        prefill: what prefills read and write; None: there are none.
         forced: in a benchmark of forced lengths, with dense rounds; None: the target decides.
     """
 
@@ -150,8 +150,7 @@ class DeviceRound:
         assert isinstance(self.draft, PrefillDraft), "the draft takes rows in on the device"
         rows = self.prefill.rows(shape)
         output = self.target.forward(rows.batch, self.target_kv, self.draft.aux_layer_ids)
-        last_rows = self.target.final_stream(output.hidden_ND, rows.last_rows_R)
-        chosen_R = self.target.greedy_ids(last_rows)
+        chosen_R = self._choose_first(shape, rows, output.hidden_ND)
         self.draft.observe_prefill(
             rows.slots_R,
             RoundStates(
@@ -163,6 +162,25 @@ class DeviceRound:
             ),
         )
         self.prefill.output_R[: shape.num_places].copy_(chosen_R)
+
+    def _choose_first(
+        self, shape: PrefillShape, rows: PrefillRows, hidden_ND: torch.Tensor
+    ) -> torch.Tensor:
+        """Return int64 [R], the token after each prompt.
+
+        Sync: none (CUDA).
+        """
+        if shape.kind == "greedy":
+            last_rows = self.target.final_stream(hidden_ND, rows.last_rows_R)
+            return self.target.greedy_ids(last_rows)
+        has_filters = shape.kind == "filtered"
+        return draw_tokens(
+            self.target.logits(hidden_ND.index_select(0, rows.last_rows_R)),
+            self.state.sampling.select(rows.slots_R, has_filters=has_filters),
+            torch.arange(shape.num_places, device=hidden_ND.device),
+            rows.batch.positions_N.index_select(0, rows.last_rows_R) + 1,
+            TOKEN_DRAW,
+        )
 
     def _final_states(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
         """Return the final-normed states where the draft needs them."""

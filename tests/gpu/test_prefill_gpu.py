@@ -18,11 +18,14 @@ from runtime.graphs.capture import GraphSet
 from runtime.graphs.prefill import PrefillShape
 from runtime.graphs.round import DeviceRound, batch_sizes, context_buckets
 from runtime.graphs.state import RoundShape
+from runtime.spec.types import SamplingParams
 from tests import real_model
 from tests.engine_harness import prompt_of
 from tests.fake_graph import ids_of, make_llm, poison_padding
 from tests.prefill_cases import (
+    FILTERED,
     KINDS,
+    SAMPLED,
     after_prefill,
     check_one_prefill,
     crowd,
@@ -51,7 +54,7 @@ class PoisonedPrefills(GraphSet):
             batches=batch_sizes(config.batch_buckets, config.max_num_requests),
             draft_counts=(config.num_speculative_tokens,),
             contexts=context_buckets(config.max_model_len),
-            kinds=("greedy",),
+            kinds=("greedy", "sampled", "filtered"),
         )
         self.round = round_
         self.prefills: list[PrefillShape] = []
@@ -105,7 +108,7 @@ def _pair(folder: Path, kind: str, **settings: object) -> tuple[LLM, LLM, Poison
 @pytest.mark.parametrize("kind", KINDS)
 def test_captured_prefills_equal_eager_ones(tmp_path: Path, kind: str) -> None:
     eager, captured, runner = _pair(tmp_path, kind, max_num_requests=2, prefill_buckets=BUCKETS)
-    assert len(runner.prefill_shapes) == 2 * len(BUCKETS)
+    assert len(runner.prefill_shapes) == 4 * len(BUCKETS), "two contexts, two kinds more"
     for length in LENGTHS:
         request = _request(length)
         expected, found = after_prefill(eager, request), after_prefill(captured, request)
@@ -140,6 +143,18 @@ def test_captured_prefills_of_several_prompts(tmp_path: Path, kind: str) -> None
     requests = crowd(24)
     assert ids_of(captured.generate(requests)) == ids_of(eager.generate(requests))
     assert captured.engine.stats().num_accepted_at == eager.engine.stats().num_accepted_at
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_prefills_of_prompts_that_sample(tmp_path: Path, kind: str) -> None:
+    eager, captured, runner = _pair(tmp_path, kind, max_num_requests=6, prefill_buckets=(24, 96))
+    for laws in ((SAMPLED,), (SAMPLED, FILTERED, SamplingParams())):
+        check_one_prefill(eager, captured, (7, 17, 1, 24), laws)
+        requests = [
+            replace(request, params=laws[i % len(laws)]) for i, request in enumerate(crowd(12))
+        ]
+        assert ids_of(captured.generate(requests)) == ids_of(eager.generate(requests))
+    assert {shape.kind for shape in runner.prefills} == {"sampled", "filtered"}
 
 
 @pytest.mark.parametrize("proposer", ["none", "eagle3"])

@@ -123,13 +123,12 @@ def test_preempted_requests_are_prefilled_again(agreeing: World) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"params": SamplingParams(temperature=0.7, seed=5)},
         {"params": SamplingParams(num_logprobs=1)},
         {"params": SamplingParams(repetition_penalty=1.2)},
         {"masks": Grammar(parity)},
         {"prompt_ids_target": prompt_of(8, 41)},
     ],
-    ids=["sampled", "logprobs", "penalty", "grammar", "long"],
+    ids=["logprobs", "penalty", "grammar", "long"],
 )
 def test_other_requests_keep_the_eager_prefill(agreeing: World, fields: dict[str, object]) -> None:
     eager, device, graph = PrefillCase("eagle3", agreeing).pair()
@@ -255,7 +254,8 @@ def test_sizes_and_the_switch(tmp_path_factory: pytest.TempPathFactory) -> None:
     def rows(**settings: object) -> list[int]:
         make_llm(world, make_runner=make, **settings)
         prefill = made[-1].prefill
-        return [] if prefill is None else [shape.num_rows for shape in prefill.shapes]
+        shapes = () if prefill is None else prefill.shapes
+        return [shape.num_rows for shape in shapes if shape.kind == "greedy"]
 
     assert rows(prefill_buckets=()) == []
     sizes = {"prefill_buckets": (16, 4, 300, 600), "max_model_len": 200}
