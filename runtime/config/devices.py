@@ -11,8 +11,21 @@ from specctl.contract.manifest import Manifest
 _STORED_DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 
 
+def make_current(device: torch.device) -> None:
+    """Let the calling thread launch kernels and record events on a device; a CPU needs nothing.
+
+    Tensors name their device, kernels of Triton and events do not: they go to the current one,
+    which each thread has for itself and which is the first GPU at the thread's start.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def settle_device(ledger: Ledger) -> torch.device:
-    """Return the device: `auto` takes the first GPU if there is one (SD830 when absent)."""
+    """Return the device: `auto` takes the first GPU if there is one (SD830 when absent).
+
+    A GPU is the current one of this thread from now on.
+    """
     name = ledger.pick("device", "auto")
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = {"cpu": torch.device("cpu")}
@@ -29,6 +42,7 @@ def settle_device(ledger: Ledger) -> torch.device:
             found=name,
         )
         return names["cpu"]
+    make_current(names[name])
     return names[name]
 
 

@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from runtime.config import DEFAULT_RANK_TIMEOUT_S, DTYPES
+from runtime.config.devices import make_current
 from runtime.engine.follower import Follower
 from runtime.engine.peers import (
     BEATS_PER_TIMEOUT,
@@ -145,7 +146,7 @@ def local_device(device: str, launch: Launch) -> torch.device:
     if device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     found = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(found)
+    make_current(found)
     return found
 
 

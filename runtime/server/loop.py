@@ -15,6 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import torch
+
+from runtime.config.devices import make_current
 from runtime.engine.request import Admission, RequestDelta, RequestInput, Usage
 from runtime.engine.stats import EngineStats
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
@@ -89,16 +92,22 @@ class EngineLoop:
     """Runs an engine in one daemon thread."""
 
     def __init__(
-        self, engine: EnginePort, *, fault: Callable[[], Diagnostic | None] = lambda: None
+        self,
+        engine: EnginePort,
+        *,
+        fault: Callable[[], Diagnostic | None] = lambda: None,
+        device: torch.device | None = None,
     ) -> None:
         """Take the engine over; nobody else may call it from now on.
 
         Args:
             engine: what runs.
             fault: says what ended the engine for good, such as a stage that is lost.
+            device: what the engine runs on; None: what a new thread launches on.
         """
         self._engine = engine
         self._fault = fault
+        self._device = device
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         self._snapshot = engine.stats()
@@ -157,6 +166,8 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            if self._device is not None:
+                make_current(self._device)
             while self._obey():
                 if self._engine.has_work:
                     self._step()

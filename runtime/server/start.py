@@ -144,7 +144,11 @@ def make_services(
         chat=chat,
     )
     front = Front(
-        EngineLoop(llm.engine if role is None else role.engine, fault=lambda: llm.problem),
+        EngineLoop(
+            llm.engine if role is None else role.engine,
+            fault=lambda: llm.problem,
+            device=config.device,
+        ),
         max_num_requests=config.max_num_requests,
         max_queue=config.max_num_waiting,
     )
