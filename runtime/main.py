@@ -73,6 +73,8 @@ class EngineOptions:
     kv_memory_fraction: float | None = None
     enable_prefix_cache: bool | None = None
     graphs: str | None = None
+    batch_buckets: tuple[int, ...] | None = None
+    prefill_buckets: tuple[int, ...] | None = None
     verification: str | None = None
     dynamic_rows: int | None = None
     dynamic_rank: int | None = None
@@ -104,6 +106,8 @@ class EngineOptions:
             kv_memory_fraction=self.kv_memory_fraction,
             enable_prefix_cache=self.enable_prefix_cache,
             graphs=self.graphs,
+            batch_buckets=self.batch_buckets,
+            prefill_buckets=self.prefill_buckets,
             verification=self.verification,
             dynamic_rows=self.dynamic_rows,
             dynamic_rank=self.dynamic_rank,

@@ -106,7 +106,7 @@ def resolve_config(
         draft_width=ledger.note("draft_width", draft_width(manifest, proposer, gamma), "derived"),
         proposer=proposer,
         max_ngram=ledger.pick("max_ngram", DEFAULT_MAX_NGRAM),
-        batch_buckets=ledger.pick("batch_buckets", buckets, origin="manifest"),
+        batch_buckets=_settle_batches(ledger, buckets, max_num_requests),
         prefill_buckets=_settle_prefills(ledger, graphs),
         enable_prefix_cache=ledger.pick("enable_prefix_cache", True),
         graphs=graphs,
@@ -139,6 +139,15 @@ def _settle_graphs(ledger: Ledger) -> GraphsMode:
         ledger.refuse("SD832", "graphs", f"`graphs` is {given}", expected=expected, found=given)
         return "off"
     return mode
+
+
+def _settle_batches(
+    ledger: Ledger, buckets: tuple[int, ...], max_num_requests: int
+) -> tuple[int, ...]:
+    """Return the batch sizes that have a round shape beside that of all requests."""
+    if ledger.given.batch_buckets and min(ledger.given.batch_buckets) >= max_num_requests:
+        ledger.idle("batch_buckets", f"a round has {max_num_requests} requests at most")
+    return ledger.pick("batch_buckets", buckets, origin="manifest")
 
 
 def _settle_prefills(ledger: Ledger, graphs: GraphsMode) -> tuple[int, ...]:

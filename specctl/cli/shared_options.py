@@ -178,6 +178,22 @@ Graphs = Annotated[
         "off: kernel by kernel.",
     ),
 ]
+BatchBuckets = Annotated[
+    str | None,
+    typer.Option(
+        "--batch-buckets",
+        metavar="A,B,C",
+        help="Requests of a round that have graphs of their own; default: the manifest's.",
+    ),
+]
+PrefillBuckets = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-buckets",
+        metavar="A,B,C",
+        help="Rows of prompts that have graphs of their own; default: 32 to 4096.",
+    ),
+]
 Verification = Annotated[
     VerificationMode | None,
     typer.Option(
@@ -217,7 +233,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Noise of a temperature above 
 
 def parse_layer_ids(text: str | None) -> tuple[int, ...] | None:
     """Return `1,14,26` as numbers; another text is wrong usage."""
-    return None if text is None else parse_integers(text, "--aux-layer-ids")
+    return optional_integers(text, "--aux-layer-ids")
 
 
 def parse_integers(text: str, option: str) -> tuple[int, ...]:
@@ -230,9 +246,9 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
         ) from None
 
 
-def parse_stage_layers(text: str | None) -> tuple[int, ...] | None:
-    """Return the layers of each stage; None when they are not given."""
-    return None if text is None else parse_integers(text, "--stage-layers")
+def optional_integers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """Return `12,10,8` as numbers, None when `option` is not given; see `parse_integers`."""
+    return None if text is None else parse_integers(text, option)
 
 
 def split_addresses(text: str, option: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import typer
 
 from specctl.cli import output
 from specctl.cli.shared_options import (
+    BatchBuckets,
     CostTable,
     Device,
     DraftTensorParallel,
@@ -24,6 +25,7 @@ from specctl.cli.shared_options import (
     LoadFormat,
     NumSpeculativeTokens,
     PipelineParallel,
+    PrefillBuckets,
     Proposer,
     RankTimeout,
     Seed,
@@ -32,8 +34,8 @@ from specctl.cli.shared_options import (
     Temperature,
     TensorParallel,
     Verification,
+    optional_integers,
     parse_draft_counts,
-    parse_stage_layers,
     value_of,
 )
 
@@ -157,6 +159,8 @@ def bench(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    batch_buckets: BatchBuckets = None,
+    prefill_buckets: PrefillBuckets = None,
     verification: Verification = None,
     dynamic_rows: DynamicRows = None,
     dynamic_rank: DynamicRank = None,
@@ -224,7 +228,7 @@ def bench(
     drafts = parse_draft_counts(num_speculative_tokens, length_mode)
     engine = main.EngineOptions(
         pipeline_parallel=pipeline_parallel,
-        stage_layers=parse_stage_layers(stage_layers),
+        stage_layers=optional_integers(stage_layers, "--stage-layers"),
         tensor_parallel=tensor_parallel,
         draft_tensor_parallel=draft_tensor_parallel,
         stages_in_process=stages_in_process,
@@ -233,6 +237,8 @@ def bench(
         device=device,
         dtype=dtype,
         graphs=value_of(graphs),
+        batch_buckets=optional_integers(batch_buckets, "--batch-buckets"),
+        prefill_buckets=optional_integers(prefill_buckets, "--prefill-buckets"),
         verification=value_of(verification),
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,

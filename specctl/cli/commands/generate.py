@@ -11,6 +11,7 @@ import typer
 
 from specctl.cli import output
 from specctl.cli.shared_options import (
+    BatchBuckets,
     CostTable,
     Device,
     DraftTensorParallel,
@@ -23,6 +24,7 @@ from specctl.cli.shared_options import (
     LoadFormat,
     NumSpeculativeTokens,
     PipelineParallel,
+    PrefillBuckets,
     Proposer,
     RankTimeout,
     Seed,
@@ -31,8 +33,8 @@ from specctl.cli.shared_options import (
     Temperature,
     TensorParallel,
     Verification,
+    optional_integers,
     parse_draft_counts,
-    parse_stage_layers,
     value_of,
 )
 
@@ -78,6 +80,8 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     graphs: Graphs = None,
+    batch_buckets: BatchBuckets = None,
+    prefill_buckets: PrefillBuckets = None,
     verification: Verification = None,
     dynamic_rows: DynamicRows = None,
     dynamic_rank: DynamicRank = None,
@@ -98,13 +102,15 @@ def generate(
         pipeline_parallel=pipeline_parallel,
         tensor_parallel=tensor_parallel,
         draft_tensor_parallel=draft_tensor_parallel,
-        stage_layers=parse_stage_layers(stage_layers),
+        stage_layers=optional_integers(stage_layers, "--stage-layers"),
         stages_in_process=stages_in_process,
         rank_timeout_s=rank_timeout_s,
         load_format=load_format,
         device=device,
         dtype=dtype,
         graphs=value_of(graphs),
+        batch_buckets=optional_integers(batch_buckets, "--batch-buckets"),
+        prefill_buckets=optional_integers(prefill_buckets, "--prefill-buckets"),
         verification=value_of(verification),
         dynamic_rows=dynamic_rows,
         dynamic_rank=dynamic_rank,

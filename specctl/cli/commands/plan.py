@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specctl.cli import output
-from specctl.cli.shared_options import DraftTensorParallel, Json, parse_integers
+from specctl.cli.shared_options import DraftTensorParallel, Json, optional_integers
 from specctl.ops.plan import PlanReport, StageRow
 from specctl.ops.plan import plan as make_plan
 
@@ -36,7 +36,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Show what each pipeline stage holds: layers, embedding, head, draft and bytes."""
-    counts = None if stage_layers is None else parse_integers(stage_layers, "--stage-layers")
+    counts = optional_integers(stage_layers, "--stage-layers")
     report = make_plan(
         manifest,
         pipeline_parallel=pp,

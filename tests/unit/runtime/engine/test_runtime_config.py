@@ -98,6 +98,7 @@ def test_zero_drafts_means_no_proposer(manifest: Manifest) -> None:
         ({"num_kv_blocks": 600, "kv_memory_fraction": 0.5}, "kv-memory-fraction"),
         ({"max_num_batched_tokens": 64, "prefill_chunk_size": 65}, "prefill-chunk-size"),
         ({"graphs": "rounds", "prefill_buckets": (8,)}, "prefill-buckets"),
+        ({"max_num_requests": 4, "batch_buckets": (4, 8)}, "batch-buckets"),
     ],
 )
 def test_a_setting_without_effect_is_a_warning(
