@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.engine import engine as engine_module
+from runtime.engine import roster
 from runtime.engine.round import Round, tell_proposer
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import Proposer
@@ -51,7 +51,7 @@ def launches_of_notes(world: World, kind: str, count: int) -> Counter[str]:
         launches.update(counts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "tell_proposer", told)
+        patch.setattr(roster, "tell_proposer", told)
         for request in requests:
             llm.engine.add_request(request)
         deltas = llm.engine.step()
