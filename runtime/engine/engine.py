@@ -162,7 +162,7 @@ class Engine:
             return False
         if self._pipeline is not None:
             self._pipeline.settle()  # the writer of its blocks is no work of this device
-            self._pipeline.expect([request])
+            self._pipeline.slots.expect([request])
         self._roster.add(request)
         return True
 

@@ -15,13 +15,11 @@ it, so that the device has work while the host reads what it yields; then its re
 
 Invariants: at most NUM_BUFFERS whole rounds are unread, and one of them behind an unread prefill;
 the eager path runs with nothing unread; device state is ahead of the host's by the unread rounds
-exactly; a slot's blocks and sampling are written once for each placement, blocks that come later as
-they come, and where a request stands when it joins.
+exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.batch import RoundKind
@@ -30,10 +28,11 @@ from runtime.config.round_sizes import smallest_fit
 from runtime.engine.block_manager import BlockManager
 from runtime.engine.device_rounds import DeviceRounds
 from runtime.engine.flights import Flight, Flights
+from runtime.engine.known_slots import KnownSlots
 from runtime.engine.lanes import Lane, LaneResult, counted_drafts
-from runtime.engine.request import Placement, Request
+from runtime.engine.request import Request
 from runtime.engine.scheduler import Scheduler
-from runtime.engine.slot_params import round_kind, slot_row, standing
+from runtime.engine.slot_params import round_kind
 from runtime.engine.split_rounds import SplitRounds
 from runtime.graphs.split import split_kind
 from runtime.graphs.state import RoundShape
@@ -75,6 +74,7 @@ class Pipeline:
 
     Attributes:
         flights: whole rounds that are unread.
+        slots: what the device knows of requests.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Pipeline:
         self._blocks = blocks
         self._config = config
         self.flights = Flights()
+        self.slots = KnownSlots(rounds.state)
         self._whole = _Group()  # requests without a grammar
         self._masked = _Group()  # requests with one
         split = rounds.round_.split
@@ -107,18 +108,6 @@ class Pipeline:
         self._seen_version: int | None = None
         self._is_unread = False  # a round whose requests all left, or a prefill, was not waited for
         self._is_written = False  # lanes go on: no eager step came between
-        self._rows: dict[int, tuple[Placement, int]] = {}  # slot -> whose row, blocks in it
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        """Write what is known of requests that wait for KV: all but their first tokens.
-
-        Sync: none.
-        """
-        known = [request for request in requests if round_kind([request.params]) is not None]
-        if known:
-            self._state.write_requests([slot_row(request) for request in known])
-        for request in known:
-            self._rows[request.placed.slot] = (request.placed, len(request.placed.table.blocks))
 
     def settle(self) -> None:
         """Wait for rounds that may still write for requests which left since their launch.
@@ -295,12 +284,12 @@ class Pipeline:
             kind=group.kind,
         )
         self._state.write_batch([lane.placement.slot for lane in group.lanes], size.num_drafts)
-        self._write(group)
+        self.slots.write(group.lanes)
         self._runner.launch(shape, self.flights.next_buffer)
         self.flights.add(lanes=group.lanes, num_drafts=size.num_drafts, shape=shape)
 
     def _launch_split(self, split: SplitRounds, size: _Size) -> None:
-        self._write(self._masked)
+        self.slots.write(self._masked.lanes)
         shape = RoundShape(
             batch=size.batch,
             num_drafts=size.count,
@@ -315,33 +304,6 @@ class Pipeline:
         """Launch the second half of a split round if its masks are made, or once they are."""
         if split.launch_masked(self.flights.num_launches, may_wait=may_wait):
             self.flights.count_half()
-
-    def _write(self, group: _Group) -> None:
-        """Tell the device of lanes that it does not know, and bring block tables up to date."""
-        joined = [lane for lane in group.lanes if not lane.is_current]
-        known = [lane for lane in joined if lane.num_written_blocks]
-        news = [lane for lane in joined if not lane.num_written_blocks]
-        if known:
-            self._state.write_newest([standing(lane.request) for lane in known])
-        if news:
-            self._state.write_requests([slot_row(lane.request) for lane in news])
-            self._note_blocks(news)
-        for lane in joined:
-            lane.is_current = True
-        cells = [
-            (lane.placement.slot, index, lane.placement.table.blocks[index])
-            for lane in group.lanes
-            for index in range(lane.num_written_blocks, len(lane.placement.table.blocks))
-        ]
-        if cells:
-            self._state.write_blocks(cells)
-            self._note_blocks(group.lanes)
-
-    def _note_blocks(self, lanes: Sequence[Lane]) -> None:
-        """Note that the device has the tables of these lanes."""
-        for lane in lanes:
-            lane.num_written_blocks = len(lane.placement.table.blocks)
-            self._rows[lane.placement.slot] = (lane.placement, lane.num_written_blocks)
 
     def _join(self) -> bool:
         """Take the running requests as lanes; False when one of them needs the eager path."""
@@ -385,13 +347,12 @@ class Pipeline:
         limit = self._scheduler.wanted_drafts(request)
         last_length = self._proposer.last_length(limit)
         room = self._config.max_model_len - limit - 1
-        placed, num_blocks = self._rows.get(request.placed.slot, (None, 0))
         return Lane(
             request=request,
             placement=request.placed,
             limit=limit,
             last_length=room if last_length is None else min(last_length, room),
-            num_written_blocks=num_blocks if placed is request.placed else 0,
+            num_written_blocks=self.slots.num_blocks(request),
         )
 
 

@@ -153,5 +153,5 @@ def make_prefills(
         return None
     assert isinstance(rounds.proposer, PrefillProposer), "such a state is made for one only"
     return DevicePrefills(
-        rounds.runner, rounds.round_.prefill, rounds.proposer, costs, pipeline.expect
+        rounds.runner, rounds.round_.prefill, rounds.proposer, costs, pipeline.slots.expect
     )
