@@ -1,24 +1,69 @@
 """Rotary facts from either spelling of a config.
 
 *Source:* transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 `rope_parameters`
-with the theta inside; both occur, and a file with both must agree (vLLM issue 51092).
+with the theta inside; both occur, and a file with both must agree (vLLM issue 51092). What each
+kind needs is `modeling_rope_utils` of transformers, which only warns of a number that is wrong.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from specctl.contract.manifest import Rope
 from specctl.formats.fields import Fields
 
+_NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        ),
+        "yarn": ("factor",),
+        "dynamic": (),  # a factor, or Hunyuan's alpha
+        "longrope": (),
+        "su": (),
+        "mrope": (),
+        "ntk": (),
+        "proportional": (),
+        "deepseek_yarn": ("factor",),
+        "deepseek_llama_scaling": (),
+    }
+)
+"""Kinds of rotary scaling -> numbers without which they are none."""
+_ABOVE_ZERO = (*_NEEDED["llama3"], "attention_factor", "beta_fast", "beta_slow")
+_OF_A_SCALING = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "long_factor",
+    "short_factor",
+    "beta_fast",
+    "beta_slow",
+)
+
 
 def read_rope(fields: Fields, path: str) -> Rope | None:
-    """Return the rotary facts, None when they are malformed (SD207) or contradict (SD208)."""
+    """Return the rotary facts.
+
+    None when they are malformed (SD206, SD207) or contradict (SD208): a model that turns its heads
+    by other numbers than it was trained with still gives text.
+    """
     nested = fields.section("rope_parameters")
     scaling = fields.section("rope_scaling")
     if nested is not None and not _is_flat(nested):
         return None
     if not all(_is_whole(part) for part in (fields, nested, scaling) if part is not None):
+        return None
+    parts = [part for part in (nested, scaling) if part is not None]
+    if not all(map(_has_one_kind, parts)) or not _agree(fields, nested, scaling):
+        return None
+    if not all(map(_has_numbers, parts)):
         return None
     source = nested or scaling
     theta = _theta(fields, nested, scaling, path)
@@ -26,9 +71,6 @@ def read_rope(fields: Fields, path: str) -> Rope | None:
         return None
     if source is None:
         return Rope(theta=theta)
-    if nested is not None and scaling is not None and _kind(nested) != _kind(scaling):
-        _conflict(fields, "rope_type", _kind(nested), _kind(scaling))
-        return None
     numbers = {
         key: source.raw(key)
         for key in source.data
@@ -69,6 +111,86 @@ def _is_whole(section: Fields) -> bool:
         found=factor,
     )
     return False
+
+
+def _agree(fields: Fields, nested: Fields | None, scaling: Fields | None) -> bool:
+    """Report SD208 for two sections that describe different rotary numbers."""
+    if nested is None or scaling is None:
+        return True
+    if _kind(nested) != _kind(scaling):
+        _conflict(fields, "rope_type", _kind(nested), _kind(scaling))
+        return False
+    for key in sorted(set(nested.data) & set(scaling.data) - {"rope_theta", "rope_type", "type"}):
+        if nested.raw(key) != scaling.raw(key):
+            _conflict(fields, key, nested.raw(key), scaling.raw(key))
+            return False
+    return True
+
+
+def _has_one_kind(section: Fields) -> bool:
+    """Report SD207 for an unknown kind, SD208 for two of them or for numbers of none."""
+    new, old, kind = section.raw("rope_type"), section.raw("type"), _kind(section)
+    if kind not in _NEEDED:
+        section.findings.add(
+            "SD207",
+            where=section.where("rope_type" if new else "type"),
+            message=f"`{kind}` is no kind of rotary scaling",
+            expected=", ".join(_NEEDED),
+            found=kind,
+        )
+        return False
+    # transformers writes both keys, and turns Qwen's "mrope" into "default" in the new one only.
+    if new and old and old != new and (old, new) != ("mrope", "default"):
+        section.findings.add(
+            "SD208",
+            where=section.where("type"),
+            message=f"`rope_type` is `{new}` and `type` beside it is `{old}`",
+            expected="one value",
+            found=f"{new} and {old}",
+        )
+        return False
+    used = [key for key in _OF_A_SCALING if section.raw(key) not in (None, 1)]
+    if kind == "default" and used:
+        section.findings.add(
+            "SD208",
+            where=section.where(used[0]),
+            message=f"`{used[0]}` is a number of a rotary scaling, and `rope_type` is "
+            + ("absent" if new is None and old is None else "`default`"),
+            expected="the kind that the numbers belong to, or no numbers",
+            found=f"{', '.join(used)} without a kind",
+        )
+        return False
+    return True
+
+
+def _has_numbers(section: Fields) -> bool:
+    """Report SD206 for a number that the kind lacks, SD207 for one that cannot be."""
+    kind = _kind(section)
+    if kind == "default":
+        return True
+    for key in _NEEDED[kind]:
+        if not section.has(key):
+            section.findings.add(
+                "SD206",
+                where=section.where(key),
+                message=f"rotary scaling `{kind}` needs `{key}`",
+                expected=f"`{key}`",
+                found="nothing",
+            )
+            return False
+    if any(section.has(key) and section.number(key) is None for key in _ABOVE_ZERO):
+        return False
+    low, high = section.raw("low_freq_factor"), section.raw("high_freq_factor")
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low >= high:
+        section.findings.add(
+            "SD207",
+            where=section.where("low_freq_factor"),
+            message=f"`low_freq_factor` {low} is not below `high_freq_factor` {high}",
+            expected=f"below {high}",
+            found=low,
+        )
+        return False
+    return True
 
 
 def _kind(section: Fields) -> str:

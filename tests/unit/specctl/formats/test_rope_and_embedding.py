@@ -77,6 +77,69 @@ def test_contradictions_are_reported_and_nothing_is_chosen(
     assert found == [code]
 
 
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"rope_type": None}, "SD208"),  # numbers of a scaling whose kind was lost
+        ({"rope_type": "default"}, "SD208"),
+        ({"type": "linear"}, "SD208"),
+        ({"factor": None}, "SD206"),
+        ({"factor": "8.0"}, "SD207"),
+        ({"factor": True}, "SD207"),
+        ({"factor": 0}, "SD207"),
+        ({"factor": -8.0}, "SD207"),
+        ({"low_freq_factor": 4.0}, "SD207"),  # the interpolation divides by the difference
+        ({"original_max_position_embeddings": [8192]}, "SD207"),
+        ({"rope_type": "LLAMA3"}, "SD207"),
+        ({"rope_type": ["llama3"]}, "SD207"),
+    ],
+)
+@pytest.mark.parametrize("section", ["rope_scaling", "rope_parameters"])
+def test_numbers_of_a_scaling_must_make_that_scaling(
+    section: str, change: dict[str, object], code: str
+) -> None:
+    rope, found = rope_of({"rope_theta": 5e5, section: {**_LLAMA3, **change}})
+    assert rope is None
+    assert found == [code]
+
+
+def test_the_sound_numbers_are_read() -> None:
+    rope, found = rope_of({"rope_theta": 5e5, "rope_scaling": _LLAMA3})
+    assert found == []
+    assert rope.kind == "llama3"  # type: ignore[attr-defined]
+
+
+def test_two_sections_with_other_numbers_contradict() -> None:
+    other = {**_LLAMA3, "factor": 32.0}
+    rope, found = rope_of({"rope_theta": 5e5, "rope_parameters": _LLAMA3, "rope_scaling": other})
+    assert (rope, found) == (None, ["SD208"])
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"type": "mrope", "rope_type": "default", "mrope_section": [16, 24, 24]},
+        {"rope_type": "default", "factor": 1.0},
+        {"rope_type": "yarn", "type": "yarn", "factor": 4.0, "mscale_all_dim": 0},
+        {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+        {"rope_type": "default", "original_max_position_embeddings": 4096},
+    ],
+)
+def test_sections_that_published_configs_hold_are_read(section: dict[str, object]) -> None:
+    rope, found = rope_of({"rope_theta": 5e5, "rope_scaling": section})
+    assert found == []
+    assert rope is not None
+
+
 @pytest.mark.parametrize("key", EMBEDDING_KEYS)
 def test_every_spelling_is_found_and_none_is_a_decoy(key: str) -> None:
     assert not is_decoy(key)
