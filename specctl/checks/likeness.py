@@ -1,7 +1,8 @@
 """How alike a draft's embedding or head and its target's are: the same, trained from it, unrelated.
 
 Rows are compared by id: row i of a reduced head belongs to the target id that the map gives.
-Equality is byte by byte over all rows; likeness is the mean cosine of rows from all over.
+Equality is byte by byte over all rows; likeness is the mean cosine of rows from all over, against
+that of the same rows with the ids of each other: rows of one trained table all lean to one side.
 *Source:* TorchSpec issue 38: one engine replaces a draft's embedding, another keeps it when it
 differs, and an exporter had written a random one.
 """
@@ -19,6 +20,8 @@ from specctl.contract.diagnostics import Diagnostic, diagnose
 SAMPLE = 128
 ROUNDING_ABOVE = 0.9999  # rounding to bf16 turns a row by about a thousandth
 UNRELATED_BELOW = 0.2  # rows of unrelated tables of a hundred columns and more stay below a tenth
+RELATED_ABOVE_OTHERS = 0.1  # what a row must have in common with its own id beyond other ids
+OTHER_READING_ABOVE = 0.3  # SmolLM2's drafts: 0.95 with their map, 0.33 with one shifted by one id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,26 +62,88 @@ def compare(ours: Table, theirs: Table, ids_target: Sequence[int] | None) -> Lik
     if len(mine.shape) != 2 or len(other.shape) != 2 or mine.shape[1] != other.shape[1]:
         return None
     ids = range(min(mine.shape[0], other.shape[0])) if ids_target is None else ids_target
-    pairs = [(row, token) for row, token in enumerate(ids) if 0 <= token < other.shape[0]]
-    pairs = [(row, token) for row, token in pairs if row < mine.shape[0]]
-    chosen = pairs[:: max(1, len(pairs) // SAMPLE)][:SAMPLE]
-    total, num_rows, is_equal = 0.0, 0, mine.dtype == other.dtype
-    for row, token in chosen:
+    pairs = _pairs(ours, theirs, ids)
+    chosen = _sample(pairs)
+    found = _mean_cosine(ours, theirs, chosen)
+    if found is None:
+        return None
+    mean, num_rows = found
+    is_equal = mine.dtype == other.dtype and all(
+        _row(ours, row) == _row(theirs, token) for row, token in chosen
+    )
+    if is_equal and _is_same(ours, theirs, pairs):
+        return Likeness(kind="equal", cosine=1.0, num_rows=len(pairs))
+    tokens = [token for _, token in chosen]
+    crossed = list(zip((row for row, _ in chosen), tokens[1:] + tokens[:1], strict=True))
+    others = _mean_cosine(ours, theirs, crossed)
+    least = max(UNRELATED_BELOW, 0.0 if others is None else others[0] + RELATED_ABOVE_OTHERS)
+    kind: Literal["trained", "unrelated"] = "unrelated" if mean < least else "trained"
+    return Likeness(kind=kind, cosine=mean, num_rows=num_rows)
+
+
+def check_map_rows(
+    ours: Table, theirs: Table, ids_target: Sequence[int], where: str
+) -> Iterator[Diagnostic]:
+    """Yield SD532 when the rows of a reduced head are those of other ids than the map says.
+
+    Args:
+        ours: the draft's head [R, H].
+        theirs: the target's [V, H].
+        ids_target: target id of each of our rows.
+        where: place of the map.
+
+    Raises:
+        DiagnosticError: SD108, SD135 when a file cannot be read.
+    """
+    if len(ours.entry.shape) != 2 or ours.entry.shape[1:] != theirs.entry.shape[1:]:
+        return
+    stated = _mean_cosine(ours, theirs, _sample(_pairs(ours, theirs, ids_target)))
+    if stated is None or stated[0] > 1.0 - OTHER_READING_ABOVE:
+        return
+    readings = {
+        "each id one higher": [token + 1 for token in ids_target],
+        "each id one lower": [token - 1 for token in ids_target],
+        "the same ids in ascending order": sorted(ids_target),
+        f"the first {len(ids_target)} ids": list(range(len(ids_target))),
+    }
+    for name, ids in readings.items():
+        found = _mean_cosine(ours, theirs, _sample(_pairs(ours, theirs, ids)))
+        if found is not None and found[0] > stated[0] + OTHER_READING_ABOVE:
+            yield diagnose(
+                "SD532",
+                where=where,
+                message=f"the rows of `{ours.entry.key}` are those of {name}: mean cosine "
+                f"{found[0]:.3f} to the target's, and {stated[0]:.3f} under the map",
+                expected=f"cosine {found[0]:.3f}",
+                found=f"cosine {stated[0]:.3f}",
+            )
+            return
+
+
+def _pairs(ours: Table, theirs: Table, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (row of ours, row of theirs) for the ids that both tables have."""
+    rows, tokens = ours.entry.shape[0], theirs.entry.shape[0]
+    return [(row, token) for row, token in enumerate(ids[:rows]) if 0 <= token < tokens]
+
+
+def _sample(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return pairs[:: max(1, len(pairs) // SAMPLE)][:SAMPLE]
+
+
+def _mean_cosine(
+    ours: Table, theirs: Table, pairs: Sequence[tuple[int, int]]
+) -> tuple[float, int] | None:
+    """Return the mean over pairs without a zero row, and their number; None without any."""
+    total, num_rows = 0.0, 0
+    for row, token in pairs:
         first, second = _row(ours, row), _row(theirs, token)
-        is_equal = is_equal and first == second
-        values = floats(mine.dtype, first), floats(other.dtype, second)
+        values = floats(ours.entry.dtype, first), floats(theirs.entry.dtype, second)
         if values[0] is None or values[1] is None:
             return None
         if any(first) and any(second):
             total += cosine(values[0], values[1])
             num_rows += 1
-    if not num_rows:
-        return None
-    if is_equal and _is_same(ours, theirs, pairs):
-        return Likeness(kind="equal", cosine=1.0, num_rows=len(pairs))
-    mean = total / num_rows
-    kind: Literal["trained", "unrelated"] = "unrelated" if mean < UNRELATED_BELOW else "trained"
-    return Likeness(kind=kind, cosine=mean, num_rows=num_rows)
+    return (total / num_rows, num_rows) if num_rows else None
 
 
 def check_likeness(

@@ -8,20 +8,21 @@ from specctl.checkpoint import tensor_place
 from specctl.checkpoint.config_sections import named_architectures
 from specctl.checks.places import fact_place
 from specctl.checks.vocabulary import map_tensor, missing_end_ids
-from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 from specctl.contract.manifest import Rope
 from specctl.draft import FIRST_EMBEDDINGS, FIRST_HEADS, DraftCheckpoint, TargetCheckpoint
 
 _HEAD_ELSEWHERE = ("mtp", "eagle", *FIRST_HEADS)  # the target's by design, or numbered heads
 _MAX_PADDING_ROWS = 1024  # rows are padded to multiples of at most this; more are other ids
+_LARGEST_EPSILON = 1e-3
 _NAMED_TARGET = "config.json#/speculators_config/verifier/architectures"
 
 
 def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
     """Yield what only both sources together show.
 
-    SD304, SD305, SD312, SD314, SD315, SD317, SD329, SD330, SD406, SD411, SD412, SD416, SD501, SD509
-    and SD510.
+    SD304, SD305, SD312, SD314, SD315, SD317, SD329, SD330, SD332, SD406, SD411, SD412, SD416,
+    SD501, SD509 and SD510.
     """
     yield from _check_architecture(draft, target)
     yield from _check_hidden(draft, target)
@@ -31,6 +32,7 @@ def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diag
     yield from _check_head(draft, target)
     yield from _check_positions(draft, target)
     yield from _check_rope(draft, target)
+    yield from _check_epsilon(draft, target)
     yield from _check_rows(draft, target)
     own = set(draft.eos_token_ids)
     others = (token for token in target.eos_token_ids if token not in own)
@@ -213,6 +215,8 @@ def _check_rope(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Di
     ours, theirs = draft.decoder.rope, target.decoder.rope
     if ours != theirs:
         fact = "rope.theta" if ours.theta != theirs.theta else "rope"
+        # A prediction layer was trained inside its target, with the target's own numbers.
+        severity: Severity | None = "warning" if draft.algorithm == "mtp" else None
         yield diagnose(
             "SD329",
             where=fact_place(draft.origins, f"draft.decoder.{fact}"),
@@ -220,6 +224,24 @@ def _check_rope(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Di
             f"{_rope_text(theirs)}",
             expected=_rope_text(theirs),
             found=_rope_text(ours),
+            severity=severity,
+        )
+
+
+def _check_epsilon(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
+    """Yield SD332 for another epsilon than the target's norms have."""
+    if draft.decoder is None or target.decoder is None or draft.algorithm == "pard":
+        return
+    ours, theirs = draft.decoder.rms_norm_eps, target.decoder.rms_norm_eps
+    if ours != theirs:
+        is_odd = draft.algorithm == "mtp" or (ours >= _LARGEST_EPSILON > theirs)
+        yield diagnose(
+            "SD332",
+            where=fact_place(draft.origins, "draft.decoder.rms_norm_eps"),
+            message=f"`rms_norm_eps` of the draft is {ours:g}, of the target {theirs:g}",
+            expected=f"{theirs:g}",
+            found=f"{ours:g}",
+            severity="warning" if is_odd else None,
         )
 
 

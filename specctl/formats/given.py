@@ -27,6 +27,7 @@ from specctl.formats.aux_layers import (
     default_boundaries,
     to_canonical,
 )
+from specctl.formats.usual_layers import shifted_list
 
 GAMMA_OPTION = "--num-speculative-tokens"
 AUX_OPTION = "--aux-layer-ids"
@@ -34,8 +35,15 @@ NUMBERING_OPTION = "--aux-numbering"
 
 
 def complete_draft(draft: DraftCheckpoint, target: TargetCheckpoint) -> DraftCheckpoint:
-    """Return the draft with the captured layers that only the target's layer count decides."""
+    """Return the draft with the captured layers that only the target's layer count decides.
+
+    A list that this count shows to be one layer off is SD331.
+    """
     layers = target.num_layers
+    if layers is not None and not any(d.code == "SD331" for d in draft.diagnostics):
+        shifted = shifted_list(draft, layers)
+        if shifted is not None:
+            draft = replace(draft, diagnostics=(*draft.diagnostics, shifted))
     has_default = draft.algorithm in ("eagle3", "peagle")
     if not has_default or draft.aux_layer_ids is not None or layers is None:
         return draft
@@ -110,7 +118,7 @@ def _with_aux(
         aux_numbering=numbering,
         num_aux_states=len(canonical),
         origins=_merged(draft.origins, added),
-        diagnostics=_without(draft.diagnostics, "SD303", "SD306"),
+        diagnostics=_without(draft.diagnostics, "SD303", "SD306", "SD331"),
     )
 
 

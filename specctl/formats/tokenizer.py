@@ -103,7 +103,16 @@ def target_ids(value: object) -> tuple[int, ...]:
 
 
 def read_ids(value: object, where: str, findings: ReaderFindings) -> tuple[int, ...]:
-    """Return `target_ids` of a field; a number that no vocabulary has is SD207."""
+    """Return `target_ids` of a field; what is no id, or one that no vocabulary has, is SD207."""
+    others = [item for item in _items(value) if type(item) is not int]
+    if others:
+        findings.add(
+            "SD207",
+            where=where,
+            message="an id is a whole number",
+            expected="a token id, or a list of them",
+            found=repr(value)[:80],
+        )
     largest = max(_integers(value), default=0)
     if largest > MAX_INTEGER:
         findings.add(
@@ -117,8 +126,12 @@ def read_ids(value: object, where: str, findings: ReaderFindings) -> tuple[int, 
 
 
 def _integers(value: object) -> tuple[int, ...]:
+    return tuple(item for item in _items(value) if type(item) is int)
+
+
+def _items(value: object) -> tuple[object, ...]:
     items = value if isinstance(value, list) else [value]
-    return tuple(item for item in items if type(item) is int)
+    return tuple(item for item in items if item is not None)
 
 
 def _decode(checkpoint: Checkpoint, findings: ReaderFindings) -> _Tokenizer | None:

@@ -124,6 +124,15 @@ def report_library_map(facts: VocabularyFacts, matched: Matched, findings: Findi
 def _read(ref: TensorRef | None, reader: Callable[[str], T], findings: Findings) -> T | None:
     if ref is None:
         return None
+    if len(ref.shape) != 1:
+        findings.add(
+            "SD133",
+            where=tensor_place(ref),
+            message=f"`{ref.key}` has {len(ref.shape)} dimensions; a map has one",
+            expected="[ids]",
+            found=list(ref.shape),
+        )
+        return None
     try:
         return reader(ref.key)
     except DiagnosticError as error:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from specctl.checkpoint import Checkpoint, TensorEntry
-from specctl.checks.likeness import Table, check_likeness, check_mask_row
+from specctl.checkpoint import Checkpoint, TensorEntry, tensor_place
+from specctl.checks.likeness import Table, check_likeness, check_map_rows, check_mask_row
 from specctl.checks.numerics import Reading, check_numbers
+from specctl.checks.vocabulary import map_tensor
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.contract.manifest import TensorRef
@@ -25,7 +26,7 @@ WeightStep = Callable[[str, int, int], None]
 def deep_findings(
     loaded: Loaded, target: Loaded | None, step: WeightStep
 ) -> tuple[Diagnostic, ...]:
-    """Return SD520 to SD529 of a source; a file that cannot be read is a finding too.
+    """Return SD520 to SD529, and SD532, of a source; a file that cannot be read is a finding too.
 
     Args:
         loaded: a draft, completed by its target when there is one, or a target.
@@ -97,8 +98,11 @@ def _beside_target(
             continue
         is_reduced = role == "head" and draft.map_kind == "reduced"
         if not is_reduced or draft.draft_to_target is not None:
-            ids = draft.draft_to_target if is_reduced else None
-            yield from check_likeness(role, ours, other, ids)
+            ids, ref = draft.draft_to_target if is_reduced else None, map_tensor(draft)
+            wrong: tuple[Diagnostic, ...] = ()
+            if ids is not None and ref is not None:
+                wrong = tuple(check_map_rows(ours, other, ids, tensor_place(ref)))
+            yield from wrong or check_likeness(role, ours, other, ids)
     embedding = _table(target.checkpoint, target.target.embedding)
     if embedding is not None and not draft.has_own_embedding and draft.mask_token_id is not None:
         has_file = MASK_EMBEDDING in checkpoint.file_names

@@ -1,4 +1,4 @@
-"""Families 3 and 4, continued: heads, rotary facts, tie flags and tokenizers."""
+"""Families 3 and 4, continued: heads, facts that differ from the target's, tokenizers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,29 @@ CODES: tuple[Code, ...] = (
         why="Widths and vocabularies of two families can agree by chance; a draft of another "
         "family loads, answers rightly, and is never accepted.",
         fix="Use the target that `speculators_config.verifier` names, or correct the entry",
+    ),
+    Code(
+        code="SD331",
+        slug="aux-layers-look-shifted",
+        severity="warning",
+        summary="The captured layers are the usual ones of this target, each one layer off.",
+        why="Some dialects count outputs of layers and some boundaries between them, and a list "
+        "that was copied unconverted loads. The draft then reads other states than in training: "
+        "the accept length falls and nothing fails.",
+        fix="Write the list as this dialect counts, or say how it counts: `specctl manifest ... "
+        "--aux-numbering output`. Nothing to do when the draft was trained on these layers",
+        source="speculators issue 753; vLLM pull request 40727",
+    ),
+    Code(
+        code="SD332",
+        slug="norm-epsilon-differs-from-target",
+        severity="info",
+        summary="The draft's norms add another epsilon than the target's.",
+        why="Drafts are trained with their target's, as a rule; an absent `rms_norm_eps` is 1e-6 "
+        "in every class, and rows of small numbers, such as embeddings, feel the difference. One "
+        "of a thousandth or more is no epsilon of a model, and a warning.",
+        fix="State the `rms_norm_eps` of the training run",
+        source="transformers 5.24 `LlamaConfig`, `Qwen3Config`",
     ),
     Code(
         code="SD416",

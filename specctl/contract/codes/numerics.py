@@ -96,4 +96,14 @@ CODES: tuple[Code, ...] = (
         fix="Find the mask vector that the draft was trained with",
         source="vLLM issue 46104",
     ),
+    Code(
+        code="SD532",
+        slug="map-rows-belong-elsewhere",
+        severity="error",
+        summary="The rows of a reduced head are the target's rows of other ids than the map says.",
+        why="Map and head come from different orders, so every proposal is another token than the "
+        "one that was meant. Nothing crashes; the accept length is 1.",
+        fix="Take map and weights from the same training run; where the map was built by hand, "
+        "build it again in the order of the head's rows",
+    ),
 )

@@ -51,7 +51,9 @@ CODES: tuple[Code, ...] = (
         slug="tensor-flag-disagrees",
         severity="warning",
         summary="A tensor is stored whose config flag is false or absent.",
-        why="Readers that follow the flag leave the tensor out and compute something else.",
+        why="Readers that follow the flag leave the tensor out and compute something else. A norm "
+        "or Markov head whose flag is absent is applied here; one whose flag is false is an error, "
+        "because without it the draft runs and nearly every token is refused.",
         fix="Set the flag to true, or remove the tensor if it was not trained",
         source="vLLM pull request 38111",
     ),

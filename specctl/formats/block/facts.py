@@ -13,6 +13,7 @@ import json
 from typing import Literal
 
 from specctl.checkpoint import tensor_place
+from specctl.contract.diagnostics import Severity
 from specctl.contract.file_names import MASK_EMBEDDING
 from specctl.contract.findings import Findings
 from specctl.contract.manifest import Geometry, MarkovHead
@@ -178,7 +179,7 @@ def read_markov(
     else:
         size = place.fields.integer(place.key, path, minimum=0)
         if size == 0 and first is not None:
-            report_unflagged(place, matched, "markov_w1", "above 0")
+            report_unflagged(place, matched, "markov_w1", "above 0", severity="error")
     word = _markov_kind(kind, matched)
     return None if size is None or word is None or size < 1 else MarkovHead(rank=size, kind=word)
 
@@ -187,10 +188,15 @@ def _markov_kind(
     places: tuple[Place, ...], matched: Matched
 ) -> Literal["vanilla", "gated", "rnn"] | None:
     place = settle(places) or places[0]
-    kind = place.fields.text(place.key) or "vanilla"
+    stated = place.fields.text(place.key)
+    kind = stated or "vanilla"
     for role, expected in (("markov_gate.weight", "gated"), ("markov_joint.weight", "rnn")):
         if role in matched.tensors and kind != expected:
-            report_unflagged(place, matched, role, expected)
+            is_absent = place.fields.raw(place.key) is None
+            report_unflagged(
+                place, matched, role, expected, severity="warning" if is_absent else "error"
+            )
+            kind = expected if is_absent else kind
     if kind == "vanilla":
         return "vanilla"
     if kind == "gated":
@@ -250,8 +256,18 @@ def _has_confidence(matched: Matched, places: tuple[Place, ...]) -> bool:
     return stated
 
 
-def report_unflagged(place: Place, matched: Matched, role: str, expected: str) -> None:
-    """Report SD506: a tensor is stored and the flag at the place denies it."""
+def report_unflagged(
+    place: Place,
+    matched: Matched,
+    role: str,
+    expected: str,
+    *,
+    severity: Severity = "warning",
+) -> None:
+    """Report SD506: a tensor is stored and the flag at the place denies it.
+
+    An error where the draft would compute something else than it was trained to.
+    """
     ref = matched.tensors[role]
     value = place.fields.raw(place.key)
     shown = "absent" if value is None else json.dumps(value)
@@ -261,6 +277,7 @@ def report_unflagged(place: Place, matched: Matched, role: str, expected: str) -
         message=f"`{ref.key}` is stored and `{place.name}` is {shown}",
         expected=f"`{place.key}`: {expected}",
         found="nothing" if value is None else value,
+        severity=severity,
     )
 
 

@@ -169,7 +169,7 @@ def _read(
 ) -> DraftCheckpoint:
     matched = names.match(checkpoint.tensors, root.findings)
     num_layers = count_layers(matched.tensors)
-    layernorms = "embedding_norm" in matched.tensors if has_layernorms is None else has_layernorms
+    layernorms = _has_layernorms(matched, names) if has_layernorms is None else has_layernorms
     target_hidden = read_target_hidden(root, layers)
     if family is not None and is_whole(checkpoint):
         report_layer_count(layers, num_layers)
@@ -205,6 +205,12 @@ def _read(
         flags=NormFlags(has_fc_bias="fc.bias" in matched.tensors),
         details={"layernorms": layernorms},
     )
+
+
+def _has_layernorms(matched: Matched, names: NameTable) -> bool:
+    """Tell whether the norms of `layernorms` are stored; the old wrapper may hold one of them."""
+    shown = ("embedding_norm", "norm") if names is NAMES else ("embedding_norm",)
+    return any(role in matched.tensors for role in shown)
 
 
 def _report_denied(

@@ -159,7 +159,7 @@ def read_eagle3(
     target_hidden = read_target_hidden(root, layers)
     if family is not None and is_whole(checkpoint):
         report_layer_count(layers, num_layers)
-        _report_flags(matched, flags, root)
+        flags = settle_norms(matched, flags, root)
     decoder = read_draft_stack(
         checkpoint,
         dialect.names,
@@ -277,15 +277,36 @@ def flag_conditions(flags: NormFlags) -> frozenset[str]:
     return frozenset(word for word, holds in words.items() if holds)
 
 
-def _report_flags(matched: Matched, flags: NormFlags, root: Fields) -> None:
-    pairs = (
-        ("input_norm", "norm_before_fc", flags.has_norm_before_fc),
-        ("fc_norm.0", "fc_norm", flags.has_fc_norm),
+def settle_norms(matched: Matched, flags: NormFlags, root: Fields) -> NormFlags:
+    """Return the flags with those of stored norms; SD506 where the config does not say so.
+
+    A norm is stored only by a class that applies it, so an absent flag follows from the tensor. A
+    flag that is false beside the tensor is a contradiction (an error): without a norm that it was
+    trained with, the draft runs and nearly every token is refused.
+    """
+    before_fc = _settled(matched, root, "input_norm", "norm_before_fc", flags.has_norm_before_fc)
+    fc_norm = _settled(matched, root, "fc_norm.0", "fc_norm", flags.has_fc_norm)
+    return replace(flags, has_norm_before_fc=before_fc, has_fc_norm=fc_norm)
+
+
+def _settled(matched: Matched, root: Fields, role: str, key: str, holds: bool) -> bool:
+    ref = matched.tensors.get(role)
+    if ref is None or holds:
+        return holds
+    path, findings = f"draft.has_{key}", root.findings
+    is_absent = findings.origins[path].kind == "derived"
+    findings.add(
+        "SD506",
+        where=tensor_place(ref),
+        message=f"`{ref.key}` is stored and `{key}` is "
+        + ("absent; it is read as true" if is_absent else "false"),
+        expected=f"`{key}`: true",
+        found="nothing" if is_absent else "false",
+        severity=None if is_absent else "error",
     )
-    for role, key, holds in pairs:
-        ref = matched.tensors.get(role)
-        if ref is not None and not holds:
-            report_unflagged(root, tensor_place(ref), ref.key, key)
+    if is_absent:
+        findings.derived(path, tensor_place(ref), "the norm is stored")
+    return is_absent
 
 
 def report_unflagged(fields: Fields, where: str, tensor: str, key: str) -> None:

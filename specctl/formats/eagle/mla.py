@@ -20,6 +20,7 @@ from specctl.formats.eagle.eagle3 import (
     flag_conditions,
     read_norm_flags,
     read_target_hidden,
+    settle_norms,
 )
 from specctl.formats.eagle.flat import (
     flat_norm_before_residual,
@@ -94,6 +95,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     read_rope(root, "draft.rope")
     if is_whole(checkpoint):
         report_layer_count(root, num_layers)
+        flags = settle_norms(matched, flags, root)
         query = Q_LORA if "QL" in sizes else NO_Q_LORA
         NAMES.report_missing(
             MLA_ROLES,

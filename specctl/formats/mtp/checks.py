@@ -23,7 +23,7 @@ def report_required(
 ) -> None:
     """Report SD501 for what a part of this family and kind must have and lacks."""
     stored = matched.tensors
-    for role in _required(part, style):
+    for role in (*_required(part, style), *_unpaired(stored)):
         if role in stored or has_stem(stored, role.removesuffix(".weight")):
             continue
         key = part.key_of(role) or role
@@ -54,6 +54,17 @@ def _required(part: MtpPart, style: LayerStyle) -> list[str]:
             required += [f"layers.{k}.{name}" for name in ("input_norm", "post_attention_norm")]
             required += [f"layers.{k}.{stem}.weight" for stem in inside]
     return required
+
+
+def _unpaired(stored: Collection[str]) -> list[str]:
+    """Return the norm of queries or keys that is not stored beside the other one."""
+    pairs = (("q_norm", "k_norm"), ("k_norm", "q_norm"))
+    return [
+        role.removesuffix(here) + other
+        for role in stored
+        for here, other in pairs
+        if role.endswith(f".{here}") and role.removesuffix(here) + other not in stored
+    ]
 
 
 def _places(part: MtpPart, role: str) -> Collection[int]:

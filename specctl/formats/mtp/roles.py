@@ -39,6 +39,8 @@ _GROUPED: tuple[TensorRole, ...] = (
     _layer("k_proj.weight", "KV", "X"),
     _layer("v_proj.weight", "KV", "X"),
     _layer("o_proj.weight", "H", "Q"),
+    _layer("q_norm", "P"),
+    _layer("k_norm", "P"),
 )
 _GATED_QUERY = (_layer("q_proj.weight", "2*Q", "X"),)
 _QUERY = (_layer("q_proj.weight", "Q", "X"),)

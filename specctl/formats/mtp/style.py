@@ -70,9 +70,8 @@ def _attention(first: Mapping[str, TensorRef]) -> Attention:
         return "latent"
     if any(name in first for name in _FUSED):
         return "fused"
-    has_all = all(has_stem(first, f"{name}_proj") for name in "qk")
-    if has_all:
-        return "grouped-query"
+    if any(has_stem(first, f"{name}_proj") for name in "qk"):
+        return "grouped-query"  # one of them alone is a layer that lost the others
     return "other" if any(_ATTENTION.match(name) for name in first) else "none"
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from specctl.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from specctl.checks import scan as scanning
 from specctl.checks.freshness import fresh_law
-from specctl.checks.likeness import Table, check_likeness, compare
+from specctl.checks.likeness import Table, check_likeness, check_map_rows, compare
 from specctl.checks.scan import ELEMENT_BYTES, cosine, floats, scan
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.ops.deep import deep_findings
@@ -262,3 +262,29 @@ def test_a_file_that_ends_too_early_is_a_finding(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Checkpoint, "iter_range", cut)
     found = deep_findings(loaded, None, lambda file, done, total: None)
     assert [d.code for d in found] == ["SD108"]
+
+
+@pytest.mark.parametrize("change", [1, -1, None])
+def test_rows_of_other_ids_than_the_map_says_are_proof(change: int | None) -> None:
+    """What a map off by one id looks like beside a head that was trained from the target's."""
+    rng = random.Random(7)
+    rows = [struct.pack("<32f", *(rng.gauss(0.5, 1.0) for _ in range(32))) for _ in range(60)]
+    theirs = table(b"".join(rows), 60, 32)
+    ids = tuple(sorted(rng.sample(range(1, 59), 24)))
+    stated = tuple(rng.sample(ids, 24)) if change is None else tuple(i + change for i in ids)
+    ours = table(b"".join(rows[token] for token in ids), 24, 32)
+    assert list(check_map_rows(ours, theirs, ids, "d2t")) == []
+    (found,) = check_map_rows(ours, theirs, stated, "d2t")
+    assert (found.code, found.severity, found.where) == ("SD532", "error", "d2t")
+    assert found.expected == "cosine 1.000"
+
+
+def test_rows_that_only_lean_the_same_way_are_unrelated() -> None:
+    """Rows of one real head have a mean cosine of 0.2 to 0.3, whatever their ids."""
+    rng = random.Random(8)
+    rows = [struct.pack("<32f", *(rng.gauss(1.0, 1.0) for _ in range(32))) for _ in range(60)]
+    theirs = table(b"".join(rows), 60, 32)
+    turned = compare(table(b"".join(rows[::-1]), 60, 32), theirs, None)
+    assert turned is not None
+    assert turned.kind == "unrelated"
+    assert turned.cosine > 0.3
