@@ -61,6 +61,7 @@ RULES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "SD308": (f"{E3}layers-unordered", f"{E3}layers-repeated"),
             "SD312": (f"{E3}last-state",),
             "SD324": ("zlab-dflash-default-layers",),
+            "SD331": (f"{E3}layers-as-outputs",),
         },
     ),
     "R7": (
@@ -174,6 +175,7 @@ RULES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
 # Two sources that do not belong together are refused with both numbers.
 WRONG_PAIRS = {
     "SD305": (f"{E3}other-width", "mlp-speculator-other-width"),
+    "SD332": (f"{E3}other-epsilon",),
     "SD317": ("deepseek-mtp-other-depth",),
     "SD411": (f"{E3}other-vocab",),
     "SD419": (f"{E3}other-tokenizer",),
@@ -181,6 +183,7 @@ WRONG_PAIRS = {
     "SD525": (f"{NUMBERS}shared",),
     "SD526": (f"{NUMBERS}trained",),
     "SD527": (f"{NUMBERS}unrelated",),
+    "SD532": (f"{NUMBERS}other-order",),
 }
 
 
