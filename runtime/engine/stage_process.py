@@ -4,7 +4,8 @@
 
 is what `specctl serve --pp` starts on its own host; under `torchrun` the command that the user gave
 comes here on every rank but 0. It ignores Ctrl-C, which reaches the whole process group: the last
-stage says when to stop, after the requests that run. SIGTERM gives it the same time.
+stage says when to stop, after the requests that run. SIGTERM gives it the same time. On another
+host than rank 0's, where Ctrl-C reaches no such stage, it says so.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def serve_rank(
             raise
         groups.publish(ready_key(launch.rank), msgspec.json.encode(RankReport()).decode())
         groups.read(BEGIN_KEY)  # others may load for longer than a rank may be silent
-        prepare_signals()
+        prepare_signals(launch)
         if groups.gpu_groups.is_empty:
             worker.run()
             return
@@ -266,15 +267,25 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-def prepare_signals() -> None:
-    """Leave the end to the last stage: Ctrl-C is not ours, SIGTERM ends it after a grace."""
+def prepare_signals(launch: Launch) -> None:
+    """Leave the end to the last stage: Ctrl-C is not ours, SIGTERM ends it after a grace.
+
+    Args:
+        launch: says whether rank 0 is on this host; the ranks of its host come first.
+    """
+    is_beside_rank_0 = launch.rank == launch.local_rank
+    name = f"rank {launch.rank} of {launch.world_size}"
+
+    def leave(_number: int, _frame: object) -> None:
+        logger.warning("%s goes on until rank 0 stops: press Ctrl-C there", name)
 
     def terminate(_number: int, _frame: object) -> None:
+        logger.warning("%s ends in %g s, or when rank 0 stops", name, _TERM_GRACE_S)
         timer = threading.Timer(_TERM_GRACE_S, os._exit, (128 + signal.SIGTERM,))
         timer.daemon = True
         timer.start()
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if is_beside_rank_0 else leave)
     signal.signal(signal.SIGTERM, terminate)
 
 
@@ -288,7 +299,9 @@ def main() -> int:
     parser.add_argument("--rank-timeout-s", type=float, required=True)
     given = parser.parse_args()
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
-    prepare_signals()
+    launch = launch_of()
+    assert launch is not None, "the last stage's process started this one"
+    prepare_signals(launch)
     _end_with_parent()
     try:
         serve_rank(

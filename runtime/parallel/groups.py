@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -22,16 +21,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, not listed
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from runtime.config import DEFAULT_RANK_TIMEOUT_S
 from runtime.parallel.channels import DistributedChannel
 from runtime.parallel.gpu_groups import GpuGroups, leave_aborts_to_us
 from runtime.parallel.gpu_memory import GpuSlots, gpu_name
 from runtime.parallel.hand_off import HandOff, NcclHandOff, RingHandOff
-from runtime.parallel.launch import Launch, name_interface, refuse_another_size
+from runtime.parallel.launch import Launch, refuse_another_size
 from runtime.parallel.layout import ParallelLayout, Place
 from runtime.parallel.lost import lost_as_diagnostic, lost_peer
+from runtime.parallel.meeting import launched_store
 from runtime.parallel.ranks import ONE_RANK, DistributedRanks, Ranks
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
@@ -107,8 +106,7 @@ class ProcessGroups:
         start = datetime.timedelta(seconds=start_timeout_s)
         try:
             if store is None:
-                name_interface(os.environ)
-                store, _, _ = next(iter(rendezvous("env://", timeout=start)))
+                store = launched_store(launch, start)
             store.set_timeout(start)
             self._store = PrefixStore(_PREFIX, store)
             self._claim()

@@ -56,14 +56,14 @@ class Backend:
         if self._lost.is_set():
             self._lost = asyncio.Event()
 
-    def declined(self, problem: str) -> None:
+    def declined(self, peers: dict[str, str], problem: str) -> None:
         """Take an answer that says that it takes nothing now: it lives."""
-        self._unready(problem)
+        self._unready(peers, problem)
         self.num_failures = 0
 
     def failed(self, problem: str) -> None:
         """Take a missing answer; send nothing there before the next good one."""
-        self._unready(problem)
+        self._unready({}, problem)
         self.num_failures += 1
         if self.num_failures >= LOST_AFTER:
             self._lost.set()
@@ -77,10 +77,10 @@ class Backend:
             "peers": self.peers,
         }
 
-    def _unready(self, problem: str) -> None:
+    def _unready(self, peers: dict[str, str], problem: str) -> None:
         if self.is_ready or self.problem != problem:
             logger.warning("decode server %s: %s", self.address, problem)
-        self.is_ready, self.problem = False, problem
+        self.is_ready, self.problem, self.peers = False, problem, peers
 
 
 class Backends:
@@ -119,14 +119,15 @@ class Backends:
             return
         found = _document(answer.content)
         serves = str(found.get("serves", "unstated"))
+        peers = {str(k): str(v) for k, v in dict(found.get("peers", {})).items()}
         if answer.status_code != 200:
-            backend.declined(f"/health: {answer.status_code} {found.get('status', '')}")
+            backend.declined(peers, f"/health: {answer.status_code} {found.get('status', '')}")
         elif found.get("role") == "prefill":
-            backend.declined("a prefill server: name it to decode servers with `--peer`")
+            backend.declined({}, "a prefill server: name it to decode servers with `--peer`")
         elif (other := self._of_another_model(backend, serves)) is not None:
-            backend.declined(f"serves another manifest or other weights than {other.address}")
+            problem = f"serves another manifest or other weights than {other.address}"
+            backend.declined(peers, problem)
         else:
-            peers = {str(k): str(v) for k, v in dict(found.get("peers", {})).items()}
             backend.answered(peers, serves)
 
     def _of_another_model(self, backend: Backend, serves: str) -> Backend | None:

@@ -69,13 +69,17 @@ class Front:
         """Refuse new requests from now on."""
         self._stopping = diagnose("SD915", where="server", message="the server is shutting down")
 
-    def end_all(self, grace_s: float) -> None:
-        """End what is still in flight when the grace time has passed."""
+    def end_all(self, limit: str) -> None:
+        """End what is still in flight; also in a signal handler.
+
+        Args:
+            limit: what it should have ended within, such as the grace time.
+        """
         error = diagnose(
             "SD915",
             where="server",
             message="the server stopped before the answer was complete",
-            expected=f"an end within the {grace_s:g} s of grace",
+            expected=f"an end {limit}",
             found="still running",
         )
         self._loop.fail_all(error)
@@ -135,8 +139,12 @@ class Subscription:
         return self._index_of[request_id]
 
     def deliver(self, delta: RequestDelta) -> None:
-        """Take a delta in the engine's thread."""
-        self._loop.call_soon_threadsafe(self._put, delta)
+        """Take a delta in the engine's thread; after a forced end nobody reads it any more."""
+        try:
+            self._loop.call_soon_threadsafe(self._put, delta)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
     async def next(self) -> RequestDelta:
         """Wait for the next delta; there is none after the last request has finished."""

@@ -237,9 +237,18 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             deltas = self._engine.step()
+        except DiagnosticError as error:  # it says where and what to do; a trace adds nothing
+            problem = error.diagnostics[0]
+            logger.error(
+                "a step failed; the requests in flight end with %s, found: %s",
+                *(problem.oneline(), problem.found),
+                exc_info=logger.isEnabledFor(logging.DEBUG),
+            )
+            self._end_all(problem)
+            return
         except Exception as error:  # whatever it is, every client in flight is told, none waits on
             logger.exception("a step failed; the requests in flight end with an error")
-            self._end_all(_problem_of(error))
+            self._end_all(_fault("all in flight", error))
             return
         self._snapshot = self._engine.stats()  # before the sinks: a finished request is counted
         for delta in deltas:
@@ -280,13 +289,6 @@ def _ending(request_id: str, error: Diagnostic, *, num_prompt_tokens: int = 0) -
 
 def _ended(request_id: str) -> Diagnostic:
     return diagnose("SD916", where=f"request={request_id}", message="the engine's thread has ended")
-
-
-def _problem_of(error: Exception) -> Diagnostic:
-    """Return what a failed step tells the requests in flight."""
-    if isinstance(error, DiagnosticError):
-        return error.diagnostics[0]
-    return _fault("all in flight", error)
 
 
 def _fault(request_id: str, error: Exception) -> Diagnostic:

@@ -2,7 +2,8 @@
 
 Shutdown: at SIGTERM or SIGINT the listening socket closes and new requests on open connections get
 503; running requests have the grace time to finish; what is left then ends with an SD915 error
-event and `[DONE]`; the exit status is 0. A second SIGINT stops at once.
+event and `[DONE]`; the exit status is 0. A second SIGINT ends the grace time, a third one waits for
+nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
@@ -91,12 +93,21 @@ class _Server(QuietServer):
         super().__init__(config)
         self._front = front
         self._grace_s = grace_s
+        self._is_hurried = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; at a second Ctrl-C end what runs, at a third one leave it as it is."""
+        if self.should_exit and sig == signal.SIGINT and not self._is_hurried:
+            self._is_hurried = True
+            self._front.end_all("before a second Ctrl-C")
+            return
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the door, give running requests their grace, then end them."""
         self._front.close_admission()
         timer = asyncio.get_running_loop().call_later(
-            self._grace_s, self._front.end_all, self._grace_s
+            self._grace_s, self._front.end_all, f"within the {self._grace_s:g} s of grace"
         )
         try:
             await super().shutdown(sockets)

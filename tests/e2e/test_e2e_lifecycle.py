@@ -1,10 +1,13 @@
-"""Overload, SIGTERM during a stream, and the end of the grace time."""
+"""Overload, SIGTERM and Ctrl-C during a stream, and the end of the grace time."""
 
 from __future__ import annotations
 
 import json
+import signal
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,13 +42,24 @@ def stream_events(server: LiveServer, max_tokens: int, started: threading.Event)
     return events
 
 
-def stop_during_a_stream(server: LiveServer, max_tokens: int) -> list[Any]:
+def stop_during_a_stream(
+    server: LiveServer, max_tokens: int, stop: Callable[[LiveServer], None] = LiveServer.terminate
+) -> list[Any]:
     started = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(stream_events, server, max_tokens, started)
         assert started.wait(30)
-        server.terminate()
+        stop(server)
         return reading.result(60)
+
+
+def press_ctrl_c_twice(server: LiveServer) -> None:
+    server.process.send_signal(signal.SIGINT)
+    limit = time.monotonic() + 30
+    while "Waiting for connections to close" not in server.log.read_text():
+        assert time.monotonic() < limit, server.log.read_text()
+        time.sleep(0.05)
+    server.process.send_signal(signal.SIGINT)
 
 
 def overload(server: LiveServer) -> None:
@@ -86,3 +100,12 @@ def test_sigterm_ends_a_long_stream_after_the_grace_time(tiny_pair: Path, tmp_pa
         assert events[-2]["error"]["code"] == "SD915"
         assert "choices" in events[0]
         assert server.exit_code() == 0
+
+
+def test_a_second_ctrl_c_ends_a_long_stream_at_once(tiny_pair: Path, tmp_path: Path) -> None:
+    with live_server(tiny_pair, tmp_path / "log", "--grace-s", "600") as server:
+        events = stop_during_a_stream(server, max_tokens=2000, stop=press_ctrl_c_twice)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["error"]["code"] == "SD915"
+        assert server.exit_code() == 0
+        assert "Traceback" not in server.log.read_text()

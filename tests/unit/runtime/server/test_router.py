@@ -29,7 +29,8 @@ class Server:
 
     def __init__(self) -> None:
         self.is_healthy = True
-        self.said = {"role": "decode", "serves": "one model"}
+        self.health_status = 200
+        self.said: dict[str, Any] = {"role": "decode", "serves": "one model"}
         self.num_asked = 0
         self.was_left = threading.Event()
         self.port = 0
@@ -89,7 +90,8 @@ class Server:
         async def health(request: Request) -> Response:
             if not self.is_healthy:
                 await asyncio.sleep(30)
-            return Response(json.dumps({"status": "ok", "peers": {"p:1": "ready"}} | self.said))
+            body = {"status": "ok", "peers": {"p:1": "ready"}} | self.said
+            return Response(json.dumps(body), self.health_status)
 
         async def generate(request: Request) -> Response:
             await request.body()
@@ -222,6 +224,24 @@ def test_without_a_server_the_answer_says_so() -> None:
             assert "127.0.0.1:1" in answer.json()["error"]["message"]
             assert (await caller.get("/health")).status_code == 503
         await client.aclose()
+
+    run(work())
+
+
+def test_health_shows_the_prefill_servers_as_their_decode_server_sees_them_now() -> None:
+    async def work() -> None:
+        one = Server()
+        async with routed(one) as client:
+
+            async def peers() -> object:
+                await asyncio.sleep(0.3)
+                return (await client.get("/health")).json()["decode"][0]["peers"]
+
+            assert await peers() == {"p:1": "ready"}
+            one.health_status, one.said["peers"] = 503, {"p:1": "SD861"}
+            assert await peers() == {"p:1": "SD861"}
+            one.is_healthy = False
+            assert await peers() == {}
 
     run(work())
 

@@ -198,7 +198,7 @@ def test_an_error_after_the_first_chunk_is_an_event_and_the_stream_ends() -> Non
             asking = asyncio.create_task(s.complete(stream=True, max_tokens=40))
             await until(lambda: s.engine.num_sent == 3)
             s.front.close_admission()
-            s.front.end_all(0.1)
+            s.front.end_all("within the 0.1 s of grace")
             s.engine.gate.set()
             events = events_of(await asking)
             assert events[-1]["error"]["code"] == "SD915"

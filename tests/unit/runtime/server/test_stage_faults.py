@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +20,12 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.stage_split import Stage
 from tests.unit.runtime.server.scripted_engine import ScriptedEngine
 
-LOST = diagnose("SD855", where="pipeline", message="a neighbouring stage is gone or silent")
+LOST = diagnose(
+    "SD855",
+    where="pipeline",
+    message="a neighbouring stage is gone or silent",
+    found="rank 1 ended with exit code 9",
+)
 
 
 @dataclass
@@ -67,6 +73,56 @@ def test_a_lost_stage_ends_requests_with_its_code_and_refuses_the_next() -> None
     assert (delta.finish_reason, delta.error) == ("error", LOST)
     assert http_status(LOST) == 503
     assert front.outcomes["rejected"] == 1
+
+
+def test_a_lost_stage_is_logged_in_a_line_and_a_fault_of_ours_with_its_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Faulty(ScriptedEngine):
+        def step(self) -> tuple[RequestDelta, ...]:
+            raise ZeroDivisionError("no rows")
+
+    for engine in (BrokenEngine(Line()), Faulty()):
+        loop = EngineLoop(engine)
+        front = Front(loop, max_num_requests=2, max_queue=2)
+        loop.start()
+
+        async def talk(front: Front = front) -> None:
+            subscription = front.submit([request("a")])
+            await asyncio.wait_for(subscription.next(), 20)
+
+        asyncio.run(talk())
+        loop.stop(20)
+    lost, fault = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert not lost.exc_info
+    assert "SD855" in lost.getMessage()
+    assert "exit code 9" in lost.getMessage()
+    assert fault.exc_info is not None
+
+
+def test_a_forced_end_leaves_no_engine_thread_that_fails() -> None:
+    """A second Ctrl-C closes the event loop while a round runs; its tokens have no reader."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(ScriptedEngine):
+        def step(self) -> tuple[RequestDelta, ...]:
+            begun.set()
+            assert go_on.wait(20)
+            return super().step()
+
+    loop = EngineLoop(Slow())
+    front = Front(loop, max_num_requests=2, max_queue=2)
+    loop.start()
+
+    async def talk() -> None:
+        front.submit([request("a")])
+        await asyncio.to_thread(begun.wait, 20)
+
+    asyncio.run(talk())
+    go_on.set()
+    loop.flush().result(20)
+    assert loop.is_alive
+    loop.stop(20)
 
 
 def test_metrics_of_stages() -> None:
