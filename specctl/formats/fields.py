@@ -14,7 +14,7 @@ from types import MappingProxyType
 from specctl.contract.file_names import CONFIG
 from specctl.contract.findings import Findings
 from specctl.contract.manifest import Origin
-from specctl.formats.inert import INERT_FIELDS
+from specctl.formats.inert import inert_fields
 
 MAX_INTEGER = (1 << 31) - 1
 """Sizes, counts and ids are 32-bit numbers in every engine; a larger one is no size of a model."""
@@ -41,14 +41,14 @@ class ReaderFindings(Findings):
     def unread_fields(self) -> Mapping[str, object]:
         """Return pointer -> value of the fields that hold a value and that nobody asked for.
 
-        Fields that cannot change a forward pass (`INERT_FIELDS`) are left out; so is null.
+        Fields that cannot change a forward pass (`inert_fields`) are left out; so is null.
         """
         return {
             f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}": value
             for pointer, data in self._objects.items()
             for key, value in data.items()
             if value is not None
-            and key not in INERT_FIELDS
+            and key not in inert_fields(data)
             and f"{pointer}/{key}" not in self._used
         }
 

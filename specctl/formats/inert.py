@@ -1,11 +1,15 @@
 """Config fields that are no news: they cannot change a forward pass, or every reader knows them.
 
+Fields of a decoder are known where a decoder is described; beside a section that describes it they
+are as unknown as any other, because no reader looks for them there.
 A field that is not in this list and that no reader asks for is SD211. Add a field here only when
 its meaning is known and no engine's arithmetic depends on it.
 *Source:* transformers 5.24 `PreTrainedConfig`; Speculators 0.9 and SpecForge training options.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from specctl.checkpoint.config_sections import QUANTIZATION_SECTIONS
 
@@ -103,6 +107,11 @@ _TRAINING = (
     "ttt_steps",
 )
 
-INERT_FIELDS: frozenset[str] = frozenset(
-    (*_PROVENANCE, *_LIBRARY, *_DECODER, *_CHECKED, *_DETECTION, *_GENERATION, *_TRAINING)
-)
+_EVERYWHERE = frozenset((*_PROVENANCE, *_LIBRARY, *_CHECKED, *_DETECTION, *_GENERATION, *_TRAINING))
+_BESIDE_A_DECODER = _EVERYWHERE | {"tie_word_embeddings", "vocab_size"}
+_IN_A_DECODER = _EVERYWHERE | frozenset(_DECODER)
+
+
+def inert_fields(names: Collection[str]) -> frozenset[str]:
+    """Return the fields that are no news in a config object that holds `names`."""
+    return _IN_A_DECODER if "hidden_size" in names else _BESIDE_A_DECODER

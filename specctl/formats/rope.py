@@ -47,6 +47,9 @@ _OF_A_SCALING = (
     "beta_slow",
 )
 
+# Text turns the same with and without them; another key of a section without a kind is SD211.
+_BESIDE_NO_SCALING = ("mrope_section", "mrope_interleaved", "original_max_position_embeddings")
+
 
 def read_rope(fields: Fields, path: str) -> Rope | None:
     """Return the rotary facts.
@@ -71,14 +74,18 @@ def read_rope(fields: Fields, path: str) -> Rope | None:
         return None
     if source is None:
         return Rope(theta=theta)
+    kind = _kind(source)
+    fields.findings.read(path, source.where("rope_type"))
+    if kind == "default":
+        for key in _BESIDE_NO_SCALING:
+            source.raw(key)
+        return Rope(theta=theta)
     numbers = {
         key: source.raw(key)
         for key in source.data
         if key not in ("rope_theta", "rope_type", "type", "partial_rotary_factor")
     }
-    kind = _kind(source)
-    fields.findings.read(path, source.where("rope_type"))
-    return Rope(theta=theta, kind=kind, parameters={} if kind == "default" else _plain(numbers))
+    return Rope(theta=theta, kind=kind, parameters=_plain(numbers))
 
 
 def _theta(

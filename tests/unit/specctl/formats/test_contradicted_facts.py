@@ -163,3 +163,19 @@ def test_a_prediction_layer_turns_as_its_target_does() -> None:
         draft("deepseek-mtp-clean", {"rope_theta": 1e6}), target("hf-llama-clean")
     )
     assert [d.severity for d in found if d.code == "SD329"] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    "field", ["rope_theta", "rms_norm_eps", "head_dim", "attention_bias", "layer_types"]
+)
+def test_a_fact_of_the_layers_beside_their_section_is_not_passed_over(field: str) -> None:
+    """A Speculators config states them inside `transformer_layer_config`; nobody reads the root."""
+    read = draft(EAGLE3, {field: 8})
+    assert read.unknown_fields == (f"/{field}",)
+    assert "SD211" in codes(read.diagnostics)
+
+
+def test_a_misspelt_number_of_the_rotary_section_is_not_passed_over() -> None:
+    section = {"rope_type": "default", "theta": 500000.0}
+    read = draft(EAGLE3, {"transformer_layer_config.rope_parameters": section})
+    assert read.unknown_fields == ("/transformer_layer_config/rope_parameters/theta",)
