@@ -65,7 +65,7 @@ def read_draft(
     ranks: Ranks = ONE_RANK,
     is_dummy: bool = False,
 ) -> tuple[DraftModel, tuple[Diagnostic, ...]]:
-    """Return the draft and the warnings of its files.
+    """Return the draft and the warnings of its files (SD502, SD521).
 
     Args:
         manifest: has a draft whose algorithm the runtime runs.
@@ -112,11 +112,16 @@ def read_draft(
         reader = TensorReader(
             files, {role: facts.tensors[role].key for role in shapes}, dtype=dtype, ranks=ranks
         )
+        embedding, head = shared.embedding(origin), shared.head(sharing.head, draft_to_target)
+        if origin == "own":
+            reader.note(facts.tensors["embedding"].key, embedding.weight_RD)
+        if sharing.head == "own":
+            reader.note(facts.tensors["head"].key, head.weight_RD)
         model = builder.build(
             facts,
             reader,
-            embedding=shared.embedding(origin),
-            head=shared.head(sharing.head, draft_to_target),
+            embedding=embedding,
+            head=head,
             draft_to_target_R=draft_to_target.to(device),
             num_positions=max(
                 facts.decoder.max_position_embeddings,
@@ -126,7 +131,7 @@ def read_draft(
         )
         reader.assert_all_taken()
     log_embedding(embedding_ref(manifest, origin), origin, parameter="embedding.weight_RD")
-    return model, warnings
+    return model, (*warnings, *reader.zero_weights)
 
 
 class _Build(Protocol):
@@ -251,7 +256,9 @@ def _wanted_vocabulary(
     vocabulary, hidden = manifest.vocabulary, facts.decoder.hidden_size
     wanted = []
     if origin == "own":
-        wanted.append(_wanted(facts, "embedding", (vocabulary.target_vocab_size, hidden)))
+        # Rows of padding behind the target's ids are read and never looked up.
+        rows = max(vocabulary.target_vocab_size, _num_rows(facts, "embedding"))
+        wanted.append(_wanted(facts, "embedding", (rows, hidden)))
     if sharing.head == "own":
         ref = facts.tensors.get("head")
         is_full = ref is not None and ref.shape[0] == vocabulary.target_vocab_size
@@ -260,8 +267,16 @@ def _wanted_vocabulary(
     if vocabulary.map_tensor is not None and vocabulary.token_map_file is None:
         wanted.append(_wanted(facts, "d2t", (vocabulary.draft_vocab_size,), ID_DTYPES))
         if "t2d" in facts.tensors:
-            wanted.append(_wanted(facts, "t2d", (vocabulary.target_vocab_size,), MASK_DTYPES))
+            # The draft may count other padding rows than the target: which ids it marks decides.
+            rows = _num_rows(facts, "t2d") or vocabulary.target_vocab_size
+            wanted.append(_wanted(facts, "t2d", (rows,), MASK_DTYPES))
     return wanted
+
+
+def _num_rows(facts: Draft, role: str) -> int:
+    """Return the rows of a stored tensor, 0 without one."""
+    ref = facts.tensors.get(role)
+    return ref.shape[0] if ref is not None and ref.shape else 0
 
 
 def _sharing_problems(manifest: Manifest, facts: Draft, sharing: Sharing) -> list[Diagnostic]:

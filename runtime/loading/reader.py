@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from runtime.loading.files import WeightFiles
+from runtime.loading.files import StoredTensor, WeightFiles
 from runtime.loading.shards import shard_of
 from runtime.parallel.ranks import ONE_RANK, Ranks
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
 class TensorReader:
@@ -35,17 +35,42 @@ class TensorReader:
         self._ranks = ranks
         self._left = dict(keys)
         self._dtype = dtype
+        self._zero: list[Diagnostic] = []
 
     def __call__(self, role: str) -> torch.Tensor:
         """Return the tensor of a role; a role is handed out once."""
         assert role in self._left, f"role {role} is taken twice, or its shape was never checked"
         key = self._left.pop(role)
-        shard = shard_of(role, self._files.tensors[key].shape, self._ranks)
-        return self._files.read(key, self._dtype, shard)
+        stored = self._files.tensors[key]
+        shard = shard_of(role, stored.shape, self._ranks)
+        value = self._files.read(key, self._dtype, shard)
+        if not role.endswith(".bias"):
+            self.note(key, value)
+        return value
+
+    def note(self, key: str, value: torch.Tensor) -> None:
+        """Keep in mind for `zero_weights` when a weight that was read is zero throughout."""
+        if value.numel() and not value.any():
+            self._zero.append(_all_zero(self._files.tensors[key]))
+
+    @property
+    def zero_weights(self) -> tuple[Diagnostic, ...]:
+        """SD521 for every norm and matrix so far that is zero throughout."""
+        return tuple(self._zero)
 
     def assert_all_taken(self) -> None:
         """Check that the builder asked for every tensor that it announced."""
         assert not self._left, f"announced but never read: {sorted(self._left)}"
+
+
+def _all_zero(stored: StoredTensor) -> Diagnostic:
+    return diagnose(
+        "SD521",
+        where=stored.place,
+        message=f"every element of `{stored.key}` is zero",
+        expected="trained values",
+        found="zeros",
+    )
 
 
 def refuse_errors(problems: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -294,3 +294,40 @@ def test_weights_that_are_no_numbers(pair: Pair, part: str, name: str, value: fl
     assert found.code == "SD817"
     assert f"::{name}[" in found.where
     assert str(found.found).startswith("1 of ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["norm.weight", "layers.0.mlp.down_proj.weight", "embed_tokens.weight", "lm_head.weight"],
+)
+def test_a_weight_of_zeros_is_said_at_load(name: str, tmp_path: Path) -> None:
+    """Such a draft runs, and no token of it is ever accepted."""
+    target = write_tiny_target(tmp_path / "target", num_layers=2)
+    draft = write_tiny_eagle3(
+        tmp_path / "draft", target, boundary_ids=(0, 1, 2), has_own_embedding=True
+    )
+    edit_tensors(draft, lambda tensors: tensors.update({name: tensors[name] * 0}))
+    found = load_tiny(tiny_manifest(target, draft)).diagnostics
+    assert [(d.code, d.severity) for d in found] == [("SD521", "warning")]
+    assert f"::{name}" in found[0].where
+
+
+def test_other_rows_of_padding_than_the_targets_load(tmp_path: Path) -> None:
+    """C045: a draft may count 64 ids where the target's matrices end at 72."""
+    target = write_tiny_target(tmp_path / "target", num_layers=2)
+    draft = write_tiny_eagle3(
+        tmp_path / "draft", target, boundary_ids=(0, 1, 2), has_own_embedding=True
+    )
+
+    def pad(tensors: dict[str, torch.Tensor]) -> None:
+        rows, mask = tensors["embed_tokens.weight"], tensors["t2d"]
+        tensors["embed_tokens.weight"] = torch.cat([rows, rows[:4]])
+        last = int(mask.nonzero().max()) + 1
+        tensors["t2d"] = mask[:last]
+
+    expected = load_tiny(tiny_manifest(target, draft)).draft
+    edit_tensors(draft, pad)
+    found = load_tiny(tiny_manifest(target, draft)).draft
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found.draft_to_target_R, expected.draft_to_target_R)
