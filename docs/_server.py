@@ -39,8 +39,8 @@ STREAMING = f"""\
 
 - More than `--max-num-waiting` waiting requests: 429 with `Retry-After` (SD914).
 - SIGTERM or SIGINT: no new connections, new requests on open ones get 503 (SD915), running ones
-  have `--grace-s` ({DEFAULT_GRACE_S:g}) seconds, or until a second Ctrl-C; what is left ends with an SD915
-  error; exit 0.
+  have `--grace-s` ({DEFAULT_GRACE_S:g}) seconds, or until a second Ctrl-C; what is left ends with
+  an SD915 error; exit 0.
 - A fault in one request ends that request (SD916); the engine goes on with the others.
 """
 ROUTE_NOTES = {

@@ -23,6 +23,7 @@ from runtime.spec.types import SamplingParams, TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 MAX_FRAME_BYTES = 256 << 20
+_HTTP = b"HTTP"
 _LENGTH = struct.Struct("!I")
 _DTYPES = {**DTYPES, "int64": torch.int64}
 
@@ -209,7 +210,11 @@ class Connection:
         Raises:
             DiagnosticError: SD861, the connection ended, or what came is no frame.
         """
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        head = self._read(_LENGTH.size)
+        if head == _HTTP:
+            found = "an HTTP server answers; name the port of `--listen`"
+            raise DiagnosticError(unreachable(self.name, found))
+        (length,) = _LENGTH.unpack(head)
         if length > MAX_FRAME_BYTES:
             raise DiagnosticError(unreachable(self.name, f"a frame of {length} bytes"))
         try:
@@ -241,11 +246,9 @@ class Connection:
 
 
 def unreachable(name: str, found: str) -> Diagnostic:
-    """Return SD861 for a peer."""
+    """Return SD861 for a peer; the cause stands in the line that logs and `/health` show."""
     return diagnose(
         "SD861",
         where=f"peer {name}",
-        message="the peer cannot be reached, or its connection ended",
-        expected="a connection that lasts",
-        found=found,
+        message=f"the peer cannot be reached, or its connection ended: {found}",
     )

@@ -115,6 +115,7 @@ def test_a_tensor_keeps_its_bits(dtype: torch.dtype) -> None:
         (b"\x00\x00", "the connection ended"),
         (struct.pack("!I", 9) + b"abc", "the connection ended"),
         (struct.pack("!I", MAX_FRAME_BYTES + 1), "bytes"),
+        (b"HTTP/1.1 400 Bad Request", "an HTTP server answers; name the port of `--listen`"),
         (struct.pack("!I", 2) + b"\xc1\xc1", "no frame"),
         (struct.pack("!I", 13) + b"\x81\xa4type\xa6strange", "no frame"),
     ],
@@ -129,8 +130,7 @@ def test_a_connection_that_ends_or_lies(
         connection.receive()
     (problem,) = caught.value.diagnostics
     assert problem.code == "SD861"
-    assert problem.found is not None
-    assert text in problem.found
+    assert text in problem.oneline(), "logs and /health show this line alone"
 
 
 def test_sending_to_a_peer_that_is_gone(ends: tuple[socket.socket, Connection]) -> None:
