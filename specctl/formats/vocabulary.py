@@ -96,11 +96,10 @@ def identity_vocabulary(
 
 def report_library_map(facts: VocabularyFacts, matched: Matched, findings: Findings) -> None:
     """Report what Speculators' own library does not take: SD222 (order), SD223 (no mask)."""
+    report_map_order(facts, matched, findings)
     ids, ref, size = facts.draft_to_target, matched.tensors.get("d2t"), facts.target_vocab_size
-    if ids is None or ref is None or size is None:
+    if ids is None or ref is None or size is None or not _is_map(ids, size):
         return
-    if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= size:
-        return  # no map: SD402, SD404
     if len(ids) == facts.draft_vocab_size != size and "t2d" not in matched.tensors:
         findings.add(
             "SD223",
@@ -109,6 +108,13 @@ def report_library_map(facts: VocabularyFacts, matched: Matched, findings: Findi
             expected=f"`t2d`, a mask of {size} target ids",
             found="nothing",
         )
+
+
+def report_map_order(facts: VocabularyFacts, matched: Matched, findings: Findings) -> None:
+    """Report SD222 for a map in another order than all trainers but Model-Optimizer write."""
+    ids, ref, size = facts.draft_to_target, matched.tensors.get("d2t"), facts.target_vocab_size
+    if ids is None or ref is None or size is None or not _is_map(ids, size):
+        return
     place = next((i for i, (a, b) in enumerate(pairwise(ids)) if a >= b), None)
     if place is not None:
         findings.add(
@@ -119,6 +125,11 @@ def report_library_map(facts: VocabularyFacts, matched: Matched, findings: Findi
             expected="ascending target ids",
             found=f"{ids[place]}, then {ids[place + 1]}",
         )
+
+
+def _is_map(ids: tuple[int, ...], size: int) -> bool:
+    """Tell whether the ids are a map at all; what is wrong with others is SD402 or SD404."""
+    return bool(ids) and len(set(ids)) == len(ids) and min(ids) >= 0 and max(ids) < size
 
 
 def _read(ref: TensorRef | None, reader: Callable[[str], T], findings: Findings) -> T | None:

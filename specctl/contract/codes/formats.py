@@ -140,10 +140,13 @@ CODES: tuple[Code, ...] = (
         code="SD222",
         slug="map-not-ascending",
         severity="info",
-        summary="The map of a Speculators draft is not in ascending order of target ids.",
-        why="Engines take any order. The library's own training gathers the target's head by the "
-        "mask, in ascending order, and would compare its rows with those of other ids.",
-        fix="Nothing to do for serving; sort map and head together before training goes on",
+        summary="A draft's map is not in ascending order of target ids.",
+        why="Engines take any order, and Model-Optimizer writes the order of frequency. All other "
+        "trainers write ascending ids: a head that one of them trained, under a map in another "
+        "order, proposes other tokens than it means. Speculators' own training gathers the "
+        "target's head by the mask, in ascending order.",
+        fix="Nothing to do when map and head were reordered together; `specctl validate --deep "
+        "--target TARGET` compares the head's rows (SD532)",
         source="Speculators 0.9 `load_verifier_weights`; Model-Optimizer writes rank order",
     ),
     Code(

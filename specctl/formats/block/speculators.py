@@ -32,7 +32,7 @@ from specctl.formats.eagle.eagle3 import read_target_hidden
 from specctl.formats.fields import Fields, ReaderFindings, root_fields
 from specctl.formats.names import NameTable
 from specctl.formats.speculators import layer_fields, read_token_count
-from specctl.formats.vocabulary import read_vocabulary
+from specctl.formats.vocabulary import read_vocabulary, report_library_map
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +101,7 @@ def read(algorithm: str, checkpoint: Checkpoint) -> DraftCheckpoint:
         draft_block_size=size,
     )
     vocabulary = read_vocabulary(checkpoint, matched, root=root, layers=layers)
+    report_library_map(vocabulary, matched, root.findings)
     heads.check(
         root.findings,
         block,

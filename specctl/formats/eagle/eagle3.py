@@ -35,7 +35,7 @@ from specctl.formats.names import (
     at_layer,
     layer_names,
 )
-from specctl.formats.vocabulary import read_vocabulary, report_library_map
+from specctl.formats.vocabulary import read_vocabulary, report_library_map, report_map_order
 
 VOCABULARY_NAMES: tuple[Name, ...] = (
     Name(role="embedding", keys=("embed_tokens.weight", "model.embed_tokens.weight")),
@@ -112,6 +112,7 @@ class Dialect:
         algorithm: `eagle3` or a relative.
         is_every_layer_wide: layers after the first also read (embedding, state).
         is_library: Speculators' own library reads it, which wants ascending ids and a mask.
+        is_ranked: its maps are in the order of frequency.
     """
 
     format: str
@@ -120,6 +121,7 @@ class Dialect:
     algorithm: Algorithm = "eagle3"
     is_every_layer_wide: bool = False
     is_library: bool = False
+    is_ranked: bool = False
 
 
 def read_eagle3(
@@ -179,6 +181,8 @@ def read_eagle3(
     vocabulary = read_vocabulary(checkpoint, matched, root=root, layers=layers)
     if dialect.is_library:
         report_library_map(vocabulary, matched, root.findings)
+    elif not dialect.is_ranked:
+        report_map_order(vocabulary, matched, root.findings)
     gamma = num_speculative_tokens
     chain = None if gamma is None else chain_geometry(gamma)
     return assemble(

@@ -46,7 +46,7 @@ from specctl.formats.speculators import report_gamma_missing
 
 SAFEAILAB = Dialect(format="safeailab-eagle3", names=SAFEAILAB_NAMES)
 SPECFORGE = Dialect(format="specforge-eagle3", names=SAFEAILAB_NAMES)
-MODELOPT = Dialect(format="modelopt-eagle3", names=SPECULATORS_NAMES)
+MODELOPT = Dialect(format="modelopt-eagle3", names=SPECULATORS_NAMES, is_ranked=True)
 NEMO = Dialect(format="nemo-eagle3", names=NEMO_NAMES)
 
 # Switches of ModelOpt's template. Those here either have no effect on one layer or say what the
@@ -112,6 +112,7 @@ def _read(checkpoint: Checkpoint, dialect: Dialect) -> DraftCheckpoint:
         Dialect(
             format=dialect.format,
             names=names,
+            is_ranked=dialect.is_ranked,
             roles=(*parts.roles(EAGLE3_ROLES), *heads_roles(checkpoint.tensors)),
         ),
         root=root,

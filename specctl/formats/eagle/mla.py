@@ -35,7 +35,7 @@ from specctl.formats.model_types import EXPERT_FIELDS, defaults_rule, flat_defau
 from specctl.formats.names import IGNORED_KEYS, Name, NameTable
 from specctl.formats.rope import read_rope
 from specctl.formats.speculators import report_gamma_missing
-from specctl.formats.vocabulary import read_vocabulary
+from specctl.formats.vocabulary import read_vocabulary, report_map_order
 
 _ATTENTION: tuple[tuple[str, str], ...] = (
     ("q_a_proj.weight", "q_a_proj.weight"),
@@ -107,6 +107,7 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
             file=main_file(checkpoint),
         )
     vocabulary = read_vocabulary(checkpoint, matched, root=root, layers=root)
+    report_map_order(vocabulary, matched, findings)
     return assemble(
         checkpoint,
         format="mla-eagle3",

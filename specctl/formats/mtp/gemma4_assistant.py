@@ -10,6 +10,7 @@ the best centroids, in an order that is a permutation of the whole vocabulary.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specctl.checkpoint import Checkpoint, tensor_place
@@ -119,7 +120,8 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
     """Return the draft; every defect is in its diagnostics.
 
     Diagnostics: SD207 (a switch that the class refuses), SD310, SD404 (the ordering repeats a
-    token), SD501, SD506 (ordering stored and not asked for).
+    token), SD501, SD503 (queries of another width than the layer's kind has), SD506
+    (ordering stored and not asked for).
     """
     root = root_fields(checkpoint.config, ReaderFindings()).with_defaults(_DEFAULTS, _DEFAULTS_RULE)
     text = root.section("text_config") or root
@@ -142,11 +144,15 @@ def read(checkpoint: Checkpoint) -> DraftCheckpoint:
             file=main_file(checkpoint),
         )
     _check_switches(text, num_layers)
+    _check_heads(text, matched.tensors, num_layers)
     _check_ordering(checkpoint, matched.tensors.get("token_ordering"), head, root)
     report_gamma_missing(root, CONFIG)
     for key in _KNOWN:
         text.raw(key)
-    sizes = {"H": text.integer("hidden_size"), "I": text.integer("intermediate_size")}
+    sizes = {
+        "H": text.integer("hidden_size", is_required=True),
+        "I": text.integer("intermediate_size", is_required=True),
+    }
     sizes["K"] = head.num_centroids
     return assemble(
         checkpoint,
@@ -189,6 +195,35 @@ def _check_switches(text: Fields, num_layers: int) -> None:
                 expected=wanted,
                 found=value,
             )
+
+
+def _check_heads(text: Fields, tensors: Mapping[str, TensorRef], num_layers: int) -> None:
+    """Report SD503 for queries of another width than a layer's kind has.
+
+    Layers with full attention may have wider heads than those that slide.
+    """
+    heads, dim = text.integer("num_attention_heads"), text.integer("head_dim")
+    wide = text.integer("global_head_dim") or dim
+    types = text.texts("layer_types")
+    if heads is None or dim is None or wide is None or len(types) < num_layers:
+        return
+    for index in range(num_layers):
+        width = wide if types[index] == "full_attention" else dim
+        for role, place, wanted in (
+            ("q_proj.weight", 0, heads * width),
+            ("o_proj.weight", 1, heads * width),
+            ("q_norm", 0, width),
+        ):
+            ref = tensors.get(f"layers.{index}.{role}")
+            if ref is not None and len(ref.shape) > place and ref.shape[place] != wanted:
+                text.findings.add(
+                    "SD503",
+                    where=tensor_place(ref),
+                    message=f"`{ref.key}` is {list(ref.shape)}; {heads} heads of a layer of type "
+                    f"`{types[index]}` are {width} wide",
+                    expected=f"{wanted} in dimension {place}",
+                    found=list(ref.shape),
+                )
 
 
 def _check_ordering(

@@ -227,4 +227,4 @@ def target_hidden_size(layers: Fields) -> int | None:
     """Return the width of a target state, which is the layer's own."""
     rule = "an MTP layer has the target's width"
     layers.findings.derived("draft.target_hidden_size", layers.where("hidden_size"), rule)
-    return layers.integer("hidden_size")
+    return layers.integer("hidden_size", is_required=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+
 import pytest
 
 from specctl import checks, formats
+from specctl.checkpoint import open_checkpoint
 from specctl.contract.diagnostics import Diagnostic
 from specctl.draft import DraftCheckpoint
-from tests.unit.specctl.formats.edits import DELETE, codes, draft, target
+from tests.unit.specctl.formats.edits import CHECKPOINTS, DELETE, codes, draft, target
 
 EAGLE3 = "speculators-eagle3-clean"
 SPECFORGE = "specforge-eagle3-clean"
@@ -179,3 +183,54 @@ def test_a_misspelt_number_of_the_rotary_section_is_not_passed_over() -> None:
     section = {"rope_type": "default", "theta": 500000.0}
     read = draft(EAGLE3, {"transformer_layer_config.rope_parameters": section})
     assert read.unknown_fields == ("/transformer_layer_config/rope_parameters/theta",)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", (7, 6)),  # two heads of 4
+        ("model.layers.0.self_attn.q_norm.weight", (6,)),  # a width of the other kind of layer
+        ("model.layers.1.self_attn.q_norm.weight", (4,)),
+        ("model.layers.1.self_attn.o_proj.weight", (6, 8)),
+    ],
+)
+def test_an_assistants_queries_have_the_width_of_their_layers_kind(
+    key: str, shape: tuple[int, ...]
+) -> None:
+    found = only(draft("gemma4-assistant-clean", drop=(key,), add={key: shape}), "SD503")
+    assert key in found.where
+    assert found.found == str(list(shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("gemma4-assistant-clean", "hidden_size"), (QWEN_MTP, "hidden_size")],
+)
+def test_a_width_that_no_field_states_is_missed(name: str, field: str) -> None:
+    assert "SD206" in codes(draft(name, {f"text_config.{field}": DELETE}).diagnostics)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("safeailab-eagle3-clean", True),
+        (SPECFORGE, True),
+        ("nemo-eagle3-clean", True),
+        ("peagle-clean", True),
+        (MLA, True),
+        ("speculators-dspark-clean", True),
+        ("speculators-dflash-clean", True),
+        ("modelopt-eagle3-clean", False),  # its maps are in the order of frequency
+    ],
+)
+def test_a_map_out_of_order_is_told(name: str, is_told: bool, tmp_path: Path) -> None:
+    for path in (CHECKPOINTS / name).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    ids = [1, 0, *range(2, 24)]
+    stored = struct.pack("<24q", *(token - place for place, token in enumerate(ids)))
+    ref = draft(name).tensors["d2t"]
+    weights = tmp_path / ref.file
+    data = weights.read_bytes()
+    weights.write_bytes(data[: ref.begin] + stored + data[ref.end :])
+    read = formats.read_draft(open_checkpoint(tmp_path))
+    assert ("SD222" in codes(read.diagnostics)) == is_told
