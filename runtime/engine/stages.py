@@ -12,6 +12,7 @@ of submission.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -30,6 +31,8 @@ from runtime.models import StageStates, TargetModel, TargetOutput
 from runtime.parallel.channels import Channel
 from runtime.parallel.messages import Kind, SlotLengths, SlotNews, StageInput, decode, encode
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+
+logger = logging.getLogger(__name__)
 
 _FORWARD_FAULTS = (RuntimeError, AssertionError, LookupError, TypeError, ValueError)
 """What layers, kernels and their libraries raise when they fail over their inputs."""
@@ -89,6 +92,7 @@ class StageWorker:
         self._upstream = upstream
         self._downstream = downstream
         self._pools: dict[int, _StagePool] = {}
+        self._is_awaited = False  # whether the next stage waits for a forward of this one
 
     def ends(self, engine: int = 0) -> dict[int, int]:
         """Return slot -> one past the last position computed here for an engine."""
@@ -104,10 +108,10 @@ class StageWorker:
             while self.serve_one():
                 pass
         except DiagnosticError as error:
-            self._downstream.send([_as_tensor(error.diagnostics[0])])
+            self._hand_on(error.diagnostics[0])
             raise
         except _FORWARD_FAULTS as error:  # others end the process, which is SD855
-            self._downstream.send([_as_tensor(self._fault(error))])
+            self._hand_on(self._fault(error))
             raise
 
     @torch.inference_mode()
@@ -131,6 +135,7 @@ class StageWorker:
 
     def _run_stage(self, message: StageInput) -> None:
         assert message.batch is not None, "a message that runs has rows"
+        self._is_awaited = True
         pool = self._pools[message.engine]
         pool.lengths.apply(message.news)
         states = self._receive(message.aux_layer_ids)
@@ -144,6 +149,7 @@ class StageWorker:
         end = self._model.first_layer + self._model.num_layers
         names = captured_before(message.aux_layer_ids, end)
         self._downstream.send([states.residual_ND, *(states.captured[name] for name in names)])
+        self._is_awaited = False
 
     def _receive(self, aux_layer_ids: tuple[int, ...]) -> StageStates | None:
         if self._upstream is None:
@@ -161,6 +167,18 @@ class StageWorker:
         )
         orders = None if self._kv is None else self._kv.open(pool.layers, message.kv_block_size)
         return _StagePool(kv=pool.layers, lengths=SlotLengths(), orders=orders)
+
+    def _hand_on(self, problem: Diagnostic) -> None:
+        """Send what ended this stage; see it leave where the next one is going to ask for it.
+
+        What was not asked for when this process ends never leaves.
+        """
+        try:
+            self._downstream.send([_as_tensor(problem)])
+            if self._is_awaited:
+                self._downstream.flush()
+        except (DiagnosticError, RuntimeError) as error:  # the latter of a device that failed
+            logger.warning("the next stage could not be told: %s", error)
 
     def _fault(self, error: Exception) -> Diagnostic:
         first = self._model.first_layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -170,6 +171,42 @@ def test_a_fault_of_a_stage_is_named(manifest: Manifest) -> None:
         with pytest.raises(DiagnosticError, match=r"SD856 .* a stage failed: IndexError") as caught:
             pipeline.target.collect()
     assert caught.value.diagnostics[0].where == "pipeline, layers 0 to 1"
+
+
+class ForgetfulChannel(QueueChannel):
+    """As gloo: what the receiver has not asked for when the sender is let go never comes."""
+
+    def flush(self) -> None:
+        while not self._messages.empty():
+            time.sleep(0.001)
+
+    def forget(self) -> None:
+        while not self._messages.empty():
+            self._messages.get_nowait()
+
+
+def test_a_stage_does_not_end_before_its_fault_was_asked_for(manifest: Manifest) -> None:
+    """The last stage is busy with its own layers when the stage before it fails."""
+    first, last = read(manifest, 2)
+    control, states = QueueChannel(), ForgetfulChannel(timeout_s=1)
+    worker = StageWorker(first, control=control, upstream=None, downstream=states)
+
+    def serve() -> None:
+        with pytest.raises(DiagnosticError, match="SD854"):
+            worker.run()
+        states.forget()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    target = StageLine(last, controls=[control], upstream=states).open(
+        num_kv_blocks=16, kv_block_size=BLOCK_SIZE
+    )
+    target.submit(rows(0, 0, 9), new_kv(last), (), [news(0, 3, 9, 4)])
+    thread.join(1)  # the stage has all the time to end
+    with pytest.raises(DiagnosticError, match="SD854"):
+        target.collect()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_each_engine_has_lengths_and_keys_of_its_own(manifest: Manifest) -> None:
