@@ -265,11 +265,15 @@ class Peers:
         self._thread.start()
         return line
 
-    def close(self) -> None:
-        """Stop the stages and wait for the processes that were started here."""
+    def end_watch(self) -> None:
+        """Look no more after the other processes: from now on they are told to end, and may."""
         self._is_closing.set()
         if self._thread.is_alive():
             self._thread.join(_END_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Stop the stages and wait for the processes that were started here."""
+        self.end_watch()
         for line in self.lines:
             try:
                 line.stop()

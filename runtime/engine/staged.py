@@ -64,6 +64,7 @@ class StagedModels:
         """Stop the other processes."""
         if self.peers is None:
             return
+        self.peers.end_watch()  # a rank that ends as it is told is not lost
         if self.lockstep is not None and self.peers.problem is None:
             try:
                 self.lockstep.close()

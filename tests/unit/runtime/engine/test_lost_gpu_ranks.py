@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from runtime.engine.engine import Engine
 from runtime.engine.lockstep import EngineOrder, Lockstep, LockstepLeader
 from runtime.engine.peers import Peers, Started
 from runtime.engine.request import RequestDelta
+from runtime.engine.staged import StagedModels
 from runtime.engine.stages import StageLine
+from runtime.loading import LoadedModels
 from runtime.models import TargetModel
 from runtime.parallel.gpu_groups import GpuGroups
 from runtime.parallel.groups import ProcessGroups
@@ -186,6 +189,33 @@ def test_a_way_through_the_host_is_left_to_end_by_itself(
     while peers.problem is None:
         peers._is_closing.wait(0.01)
     peers.close()
+
+
+class LateLockstep(Lockstep):
+    """Rank 0 is held up once the other ranks were told to end."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        super().__init__(ONE_RANK)
+        self._child = child
+
+    def close(self) -> None:
+        super().close()
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(60)
+        time.sleep(0.6)  # longer than between two looks at the processes
+
+
+def test_ranks_that_end_as_they_are_told_are_not_lost(
+    child: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else stages before the last would not be told to end, and would be killed."""
+    peers, _ = peers_of(child, None, rank_timeout_s=3600.0)
+    lockstep = LateLockstep(child)
+    peers.join(cast("TargetModel", None), lockstep)
+    StagedModels(models=cast("LoadedModels", None), peers=peers, lockstep=lockstep).close()
+    assert peers.problem is None
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("code", ["SD855", "SD916"])
