@@ -84,7 +84,8 @@ class _Journal:
         """
         self.problem: Diagnostic | None = None
         self.ranks = ranks
-        self._num_steps = 0
+        self.is_in_step = False
+        self.num_steps = 0
         self._spoke_at_s = time.monotonic()
         self._digest = hashlib.blake2b(digest_size=8)
 
@@ -111,7 +112,7 @@ class _Journal:
     def _exchange(self, kind: _Kind, engine: int, payload: bytes) -> _Message:
         # 63 bits: the tensors are signed.
         digest = int.from_bytes(self._digest.digest(), "little") >> 1
-        header = torch.tensor([self._num_steps, digest, kind, engine, len(payload)])
+        header = torch.tensor([self.num_steps, digest, kind, engine, len(payload)])
         headers: list[list[int]] = self.ranks.gather(header).tolist()
         first = headers[0]
         others = [rank for rank, row in enumerate(headers) if row[:2] != first[:2]]
@@ -135,6 +136,7 @@ class _Journal:
         Raises:
             DiagnosticError: SD855, a rank was lost meanwhile; what the step raises.
         """
+        self.is_in_step = True
         try:
             yield
         except DiagnosticError as error:
@@ -145,12 +147,14 @@ class _Journal:
             if self.problem is not None:
                 raise DiagnosticError(self.problem) from error
             raise
+        finally:
+            self.is_in_step = False
         if self.problem is not None:
             raise DiagnosticError(self.problem)
 
     def note(self, deltas: Sequence[RequestDelta]) -> None:
         """Take a step's results in."""
-        self._num_steps += 1
+        self.num_steps += 1
         for delta in deltas:
             text = f"{delta.request_id} {delta.ids_target} {delta.finish_reason};"
             self._digest.update(text.encode())
@@ -179,6 +183,11 @@ class Lockstep:
     def lose(self, problem: Diagnostic) -> None:
         """Let a step that is under way, and every later call, raise what happened; any thread."""
         self._journal.problem = self._journal.problem or problem
+
+    @property
+    def step_number(self) -> int | None:
+        """The step under way, which waits for the other ranks; None between steps; any thread."""
+        return self._journal.num_steps if self._journal.is_in_step else None
 
     def beat(self, quiet_s: float) -> None:
         """Tell the others that this rank is there, unless they heard of it in the last seconds.

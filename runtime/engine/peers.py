@@ -31,7 +31,7 @@ from runtime.parallel.groups import ProcessGroups, new_store
 from runtime.parallel.launch import Launch, launch_environment, launch_of
 from runtime.parallel.layout import ParallelLayout
 from runtime.parallel.lost import lost_peer
-from runtime.parallel.pulse import PulseWatch
+from runtime.parallel.pulse import Progress, PulseWatch, StepWatch
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 from specctl.contract.manifest import Manifest
 from specctl.contract.stage_split import split_stages
@@ -188,6 +188,7 @@ class Peers:
         self.groups = groups
         self.lines: list[StageLine] = []
         self._spoken: list[Spoken] = []
+        self._lockstep: Lockstep | None = None
         self._rank_timeout_s = rank_timeout_s
         self._beat_s = rank_timeout_s / BEATS_PER_TIMEOUT
         self._started = started
@@ -256,6 +257,7 @@ class Peers:
         """
         line = None
         if lockstep is not None:
+            self._lockstep = lockstep
             self._spoken.append(lockstep)
         if self.groups.layout.pipeline_parallel > 1:
             line = line_of(self.groups, last)
@@ -283,30 +285,38 @@ class Peers:
         self.groups.close()
 
     def _watch(self) -> None:
-        pulses = None
+        pulses, steps = None, None
         if not self.groups.gpu_groups.is_empty:
-            pulses = PulseWatch(
-                self.groups, range(1, self.groups.layout.world_size), limit_s=self._rank_timeout_s
-            )
+            limit_s = self._rank_timeout_s
+            ranks = range(1, self.groups.layout.world_size)
+            pulses = PulseWatch(self.groups, ranks, limit_s=limit_s)
+            steps = StepWatch(self._progress, limit_s=limit_s)
         while not self._is_closing.wait(min(_WATCH_S, self._beat_s)):
-            problem = self._look(pulses)
+            problem = self._look(pulses, steps)
             if problem is not None:
                 logger.error("the pipeline has ended: %s", problem.oneline())
                 self._end_waits(problem)
                 return
 
-    def _look(self, pulses: PulseWatch | None) -> Diagnostic | None:
+    def _look(self, pulses: PulseWatch | None, steps: StepWatch | None) -> Diagnostic | None:
         """Return what has ended the pipeline, if anything; let the others know of this process."""
         if (ended := self._started.ended()) is not None:
             return lost_peer(f"process of rank {ended} has ended")
         try:
             if pulses is not None and (silent := pulses.silent_rank()) is not None:
                 return lost_peer(f"no sign of rank {silent} in {self._rank_timeout_s:g} s")
+            if steps is not None and steps.is_standing():
+                return lost_peer(f"a step stands still for {self._rank_timeout_s:g} s")
             for item in self._spoken:
                 item.beat(self._beat_s)
         except DiagnosticError as error:
             return error.diagnostics[0]
         return self.problem
+
+    def _progress(self) -> Progress | None:
+        """Return what changes while a step waits for other ranks on the device, and gets on."""
+        number = None if self._lockstep is None else self._lockstep.step_number
+        return None if number is None else (number, self.groups.gpu_groups.num_exchanges)
 
     def _end_waits(self, problem: Diagnostic) -> None:
         """Let this process go on without the others.

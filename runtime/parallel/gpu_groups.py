@@ -50,6 +50,8 @@ class GpuGroups:
     def __init__(self) -> None:
         """Have none."""
         self.problem: Diagnostic | None = None
+        self.num_exchanges = 0
+        """Launched by this process: what shows another thread of it that a step goes on."""
         self._groups: list[Abortable] = []
         self._aborts: list[threading.Thread] = []
 
@@ -61,6 +63,15 @@ class GpuGroups:
     def is_empty(self) -> bool:
         """Whether no exchange of this process waits on a device."""
         return not self._groups
+
+    def begin(self) -> None:
+        """Count an exchange that is launched next.
+
+        Raises:
+            DiagnosticError: what the groups were aborted for.
+        """
+        self.check()
+        self.num_exchanges += 1
 
     def check(self) -> None:
         """Do nothing while the groups work.

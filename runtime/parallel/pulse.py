@@ -1,6 +1,7 @@
 """Signs of life of processes whose exchanges wait on a device, where no time limit ends a wait.
 
-Each says a new number in the common store, from a thread of its own; rank 0 looks at them.
+Each says a new number in the common store, from a thread of its own; rank 0 looks at them. A rank
+may live and stand still all the same: then rank 0's own step does not go on, which it looks at too.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+
+_LAST_WORD_S = 5.0
+"""For a sign that is on its way to the store; one that hangs is not waited for."""
 
 
 class Board(Protocol):
@@ -69,9 +73,9 @@ class Pulse:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Say nothing more; a store that hangs is not waited for."""
+        """Say nothing more."""
         self._is_over.set()
-        self._thread.join(self._every_s)
+        self._thread.join(_LAST_WORD_S)
 
     def _beat(self) -> None:
         number = 0
@@ -124,3 +128,39 @@ class PulseWatch:
             elif self._now() - since_s > self._limit_s:
                 return rank
         return None
+
+
+Progress: TypeAlias = tuple[int, ...]
+"""Numbers that change as long as a step goes on."""
+
+
+class StepWatch:
+    """A step of this process, as another thread of it sees it."""
+
+    def __init__(
+        self,
+        progress: Callable[[], Progress | None],
+        *,
+        limit_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Know no step.
+
+        Args:
+            progress: of the step under way; None between steps, which may last for any time.
+            limit_s: that a step may show nothing new.
+            now: seconds.
+        """
+        self._progress = progress
+        self._limit_s = limit_s
+        self._now = now
+        self._last: tuple[Progress | None, float] = (None, now())
+
+    def is_standing(self) -> bool:
+        """Return whether a step has shown nothing new for longer than the limit."""
+        shown, since_s = self._last
+        found = self._progress()
+        if found is None or found != shown:
+            self._last = (found, self._now())
+            return False
+        return self._now() - since_s > self._limit_s

@@ -87,7 +87,7 @@ class DistributedRanks:
             DiagnosticError: SD855, a rank is gone or silent beyond the group's time limit.
         """
         if self._gpu_groups is not None:
-            self._gpu_groups.check()
+            self._gpu_groups.begin()
         sent = x.contiguous() if self._wire is None else x.contiguous().to(self._wire)
         out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=sent.device)
         flat = out.flatten(0, 1) if x.dim() else out

@@ -104,12 +104,16 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def peers_of(
-    child: subprocess.Popen[bytes], wait: DeviceWait | None, *, rank_timeout_s: float
+    child: subprocess.Popen[bytes],
+    wait: DeviceWait | None,
+    *,
+    rank_timeout_s: float,
+    kind: type[FakeGroups] = FakeGroups,
 ) -> tuple[Peers, FakeGroups]:
     gpu_groups = GpuGroups()
     if wait is not None:
         gpu_groups.add(wait)
-    groups = FakeGroups(TP2, gpu_groups)
+    groups = kind(TP2, gpu_groups)
     started = Started(children=(child,), store=None)
     return (
         Peers(cast("ProcessGroups", groups), started, rank_timeout_s=rank_timeout_s),
@@ -156,12 +160,20 @@ def test_a_killed_rank_ends_a_step_that_waits_on_the_device(
     peers.close()
 
 
+class BusyGroups(FakeGroups):
+    """This rank's own step goes on whenever the others are asked."""
+
+    def peek(self, key: str) -> str | None:
+        self.gpu_groups.num_exchanges += 1
+        return super().peek(key)
+
+
 def test_a_rank_that_shows_no_sign_of_life_is_lost_and_killed(
     order: EngineOrder, child: subprocess.Popen[bytes]
 ) -> None:
     """A process that stands still closes no connection, and the device waits without a limit."""
     wait = DeviceWait()
-    peers, groups = peers_of(child, wait, rank_timeout_s=0.2)
+    peers, groups = peers_of(child, wait, rank_timeout_s=0.2, kind=BusyGroups)
     groups.publish(pulse_key(1), "0")
     lockstep, leader = led(order, wait)
     peers.join(cast("TargetModel", None), lockstep)
@@ -169,6 +181,35 @@ def test_a_rank_that_shows_no_sign_of_life_is_lost_and_killed(
         pool.submit(leader.step).result(60)
     assert peers.problem is not None
     assert peers.problem.found == "no sign of rank 1 in 0.2 s"
+    assert child.wait(60) != 0
+    peers.close()
+
+
+@dataclass
+class LivelyGroups(FakeGroups):
+    """Every rank shows that it lives whenever it is asked."""
+
+    num_asked: int = 0
+
+    def peek(self, key: str) -> str | None:
+        self.num_asked += 1
+        return f"{key} {self.num_asked}"
+
+
+def test_a_rank_that_lives_and_stands_still_in_a_step_is_noticed(
+    order: EngineOrder, child: subprocess.Popen[bytes]
+) -> None:
+    """An engine without a step may be idle for longer."""
+    wait = DeviceWait()
+    peers, _ = peers_of(child, wait, rank_timeout_s=0.2, kind=LivelyGroups)
+    lockstep, leader = led(order, wait)
+    peers.join(cast("TargetModel", None), lockstep)
+    peers._is_closing.wait(1.0)
+    assert peers.problem is None
+    with ThreadPoolExecutor(1) as pool, pytest.raises(DiagnosticError, match="SD855"):
+        pool.submit(leader.step).result(60)
+    assert peers.problem is not None
+    assert peers.problem.found == "a step stands still for 0.2 s"
     assert child.wait(60) != 0
     peers.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # public, 
 
 from runtime.parallel.gpu_groups import GpuGroups
 from runtime.parallel.lost import lost_peer
-from runtime.parallel.pulse import Pulse, PulseWatch, pulse_key
+from runtime.parallel.pulse import Progress, Pulse, PulseWatch, StepWatch, pulse_key
 from runtime.parallel.ranks import DistributedRanks
 from specctl.contract.diagnostics import DiagnosticError
 
@@ -97,6 +98,7 @@ def test_ranks_exchange_nothing_over_groups_that_were_aborted() -> None:
     groups = groups_of(FakeGroup())
     ranks = DistributedRanks(world, gpu_groups=groups)
     assert ranks.gather(torch.tensor([3, 4])).tolist() == [[3, 4]]
+    assert groups.num_exchanges == 1
     groups.abort(LOST)
     with pytest.raises(DiagnosticError) as caught:
         ranks.gather(torch.tensor([3, 4]))
@@ -121,6 +123,22 @@ class DictBoard:
         return self.values.get(key)
 
 
+class SlowBoard(DictBoard):
+    """A store that takes a while for every word but the first."""
+
+    DELAY_S = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_busy = threading.Event()
+
+    def publish(self, key: str, value: str) -> None:
+        if self.values:
+            self.is_busy.set()
+            time.sleep(self.DELAY_S)
+        super().publish(key, value)
+
+
 def test_a_rank_that_says_nothing_new_is_named() -> None:
     board, clock_s = DictBoard(), [0.0]
     watch = PulseWatch(board, (1, 2), limit_s=10.0, now=lambda: clock_s[0])
@@ -141,6 +159,27 @@ def test_a_rank_that_never_says_anything_is_named() -> None:
     assert watch.silent_rank() == 1
 
 
+def test_a_step_that_shows_nothing_new_stands_still() -> None:
+    """One that goes on has other numbers; between steps there is all the time."""
+    clock_s, shown = [0.0], list[Progress | None]([None])
+    watch = StepWatch(lambda: shown[0], limit_s=10.0, now=lambda: clock_s[0])
+    for second, progress, is_standing in (
+        (100, None, False),
+        (200, (0, 0), False),
+        (209, (0, 0), False),
+        (211, (0, 0), True),
+        (212, (0, 1), False),
+        (222, (0, 1), False),
+        (223, (1, 1), False),
+        (234, (1, 1), True),
+        (235, None, False),
+        (300, None, False),
+        (301, (1, 1), False),
+    ):
+        clock_s[0], shown[0] = float(second), progress
+        assert watch.is_standing() == is_standing, second
+
+
 def test_a_pulse_says_new_things_until_the_store_is_gone() -> None:
     """Then the waits of its process end, which nobody else could end."""
     board, group = DictBoard(), FakeGroup()
@@ -157,10 +196,12 @@ def test_a_pulse_says_new_things_until_the_store_is_gone() -> None:
 
 
 def test_a_pulse_that_is_over_says_nothing_more() -> None:
-    board, group = DictBoard(), FakeGroup()
+    board, group = SlowBoard(), FakeGroup()
     with Pulse(board, 3, every_s=0.001, on_lost=groups_of(group).abort):
         assert board.said.acquire(timeout=60)
+        assert board.is_busy.wait(60)
     said = board.values[pulse_key(3)]
     board.is_gone = True
+    time.sleep(2 * SlowBoard.DELAY_S)
     assert board.values[pulse_key(3)] == said
     assert group.num_aborts == 0
