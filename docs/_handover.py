@@ -33,6 +33,10 @@ go over the connection of rank 0. `offer` lists the pool of every rank of the de
 For each `prefill` the prefill side answers with one of `prefilled`, `failed` or, after an `abort`,
 `released`. After any of the three it writes nothing more for that request, and the decode server's
 blocks are free to be used again.
+
+A side that is stopped sends what is queued, then `leaving` on every connection, and ends them: its
+writes are over. It is not lost, and the other side logs no SD861 for it; a decode server still has
+one prefill server less, which its `/health` says.
 """
 
 LOST = f"""

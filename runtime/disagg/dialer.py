@@ -93,9 +93,18 @@ class Dialer:
         )
         self._thread.start()
 
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines to all ranks, as long as the server is connected."""
+        return self._lines
+
+    def end_dialing(self) -> None:
+        """Dial no more; lines that there are live on."""
+        self._closing.set()
+
     def stop(self) -> None:
         """Dial no more and end the lines; waits for nothing."""
-        self._closing.set()
+        self.end_dialing()
         for line in self._lines:
             line.close()
 
@@ -171,7 +180,8 @@ class Dialer:
             problems.append(line.serve(on_frame))
             if len(lines) > 1 and not is_lost.is_set():
                 is_lost.set()
-                self._closing.wait(self._limits.fence_s)  # ranks of a server end together
+                if self._closing.wait(self._limits.fence_s):  # ranks of a server end together
+                    return  # this side ends, and with it every line
                 for other in lines:
                     (other.cut if other.is_open else other.close)()
 

@@ -135,7 +135,13 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     """Nothing new: the sender is alive."""
 
 
-Frame: TypeAlias = Greeting | Offer | Prefill | Prefilled | Failed | Abort | Released | Beat
+class Leaving(msgspec.Struct, frozen=True, kw_only=True, tag="leaving"):
+    """The last frame of a sender that ends in order: it is not lost, and writes nothing more."""
+
+
+Frame: TypeAlias = (
+    Greeting | Offer | Prefill | Prefilled | Failed | Abort | Released | Beat | Leaving
+)
 
 
 def pack_tensor(name: str, value: torch.Tensor) -> TensorBytes:

@@ -13,7 +13,7 @@ import msgspec
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import Manifest
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 RANK_FACTS = frozenset({"target", "dtype", "kv_block_size", "fingerprint", "peer_silence_s"})
 """What every rank knows, with or without a draft, beside its kernels."""
 

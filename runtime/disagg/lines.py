@@ -2,7 +2,7 @@
 
 Two threads serve a line. One reads; a line on which nothing comes for `Limits.silence_s` is lost.
 One writes what `send` queued, and a `Beat` when there is nothing, so no caller waits for a peer.
-`on_end` is called once, after the last `on_frame`.
+A side that ends in order says so (`leave_all`): the other one has not lost it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from runtime.disagg.frames import Beat, Connection, Frame, Greeting, unreachable
+from runtime.disagg.frames import Beat, Connection, Frame, Greeting, Leaving, unreachable
 from runtime.disagg.handshake import Hello, compare
 from runtime.disagg.limits import BEATS_PER_SILENCE, Limits
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
@@ -40,6 +40,7 @@ class Line:
         self._heard_at = time.monotonic()
         self._is_open = True
         self._was_cut = False
+        self._has_left = False
 
     @property
     def is_open(self) -> bool:
@@ -50,6 +51,11 @@ class Line:
     def may_write(self) -> bool:
         """Whether the peer may go on after the end: it fell silent, or this side cut the line."""
         return self._was_cut or time.monotonic() - self._heard_at >= self._limits.silence_s
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the peer said that it ends."""
+        return self._has_left
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; one that is queued on a lost line goes nowhere."""
@@ -62,6 +68,9 @@ class Line:
             while True:
                 frame = self._connection.receive()
                 self._heard_at = time.monotonic()
+                if isinstance(frame, Leaving):
+                    self._has_left = True
+                    return unreachable(self.name, "it ended in order")
                 if not isinstance(frame, Beat):
                     on_frame(frame)
         except DiagnosticError as error:
@@ -73,6 +82,16 @@ class Line:
         """End the line to a peer that does not do what it should."""
         self._was_cut = True
         self.close()
+
+    def say_leaving(self) -> None:
+        """Queue the last frame, behind all others."""
+        self._outgoing.put(Leaving())
+        self._outgoing.put(None)
+
+    def wait_said(self, timeout_s: float) -> None:
+        """Wait until the last frame is on its way; a peer that reads nothing ends no wait."""
+        if self._writer.ident is not None:  # it has begun
+            self._writer.join(timeout_s)
 
     def close(self) -> None:
         """End the line; `serve` returns."""
@@ -94,6 +113,22 @@ class Line:
             except DiagnosticError:
                 self._connection.close()  # the reader says why
                 return
+
+
+def leave_all(lines: Sequence[Line], timeout_s: float) -> None:
+    """End lines in order: what is queued goes, and then the word that this side ends.
+
+    Args:
+        lines: of one side.
+        timeout_s: for all of that; then they end without it.
+    """
+    end = time.monotonic() + timeout_s
+    for line in lines:
+        line.say_leaving()
+    for line in lines:
+        line.wait_said(max(0.0, end - time.monotonic()))
+    for line in lines:
+        line.close()
 
 
 def greet(peer: socket.socket, ours: Hello, limits: Limits, *, name: str) -> Line:

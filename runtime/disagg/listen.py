@@ -19,7 +19,7 @@ import msgspec
 from runtime.disagg.frames import Failed, Frame, Offer, Prefilled, Released
 from runtime.disagg.handshake import Hello
 from runtime.disagg.limits import Limits
-from runtime.disagg.lines import Line, greet
+from runtime.disagg.lines import Line, greet, leave_all
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
@@ -45,7 +45,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, tag="said"):
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
-    """A decode server is lost: nothing may be written for it any more."""
+    """A decode server has ended or is lost: nothing may be written for it any more."""
 
     peer: str
     problem: Diagnostic
@@ -91,6 +91,7 @@ class DecodePeers:
         hello: Hello,
         limits: Limits,
         on_state: Callable[[str, Diagnostic | None], None],
+        on_left: Callable[[str], None],
     ) -> None:
         """Take a listening socket over; `start` accepts.
 
@@ -98,13 +99,15 @@ class DecodePeers:
             listener: from `listen_at`.
             hello: what this side says first.
             limits: bounds on waiting.
-            on_state: called in any thread when a decode server came (None), was refused or left
-                this one, which had not closed.
+            on_state: called in any thread when a decode server came (None), was refused, or is
+                lost and this side had not closed.
+            on_left: called in any thread when a decode server ended in order.
         """
         self._listener = listener
         self._hello = hello
         self._limits = limits
         self._on_state = on_state
+        self._on_left = on_left
         self._events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         self._news = threading.Event()
         self._closing = threading.Event()
@@ -139,14 +142,15 @@ class DecodePeers:
         ).start()
 
     def close(self) -> None:
-        """Accept nobody any more and end every line."""
-        self._closing.set()
-        with suppress(OSError):  # not on every system; closing alone would not wake `accept`
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lines.changed:
-            lines = tuple(self._lines.by_peer.values())
-        for line in lines:
+        """Accept nobody any more and end every line in order."""
+        self._end_accepting()
+        leave_all(self._open_lines(), self._limits.connect_s)
+        self.stop()
+
+    def stop(self) -> None:
+        """Accept nobody any more and end every line at once: decode servers have lost this one."""
+        self._end_accepting()
+        for line in self._open_lines():
             line.close()
 
     def poll(self) -> tuple[PeerEvent, ...]:
@@ -189,6 +193,16 @@ class DecodePeers:
         with self._lines.changed:
             return {line.name: "ready" for line in self._lines.by_peer.values()}
 
+    def _end_accepting(self) -> None:
+        self._closing.set()
+        with suppress(OSError):  # not on every system; closing alone would not wake `accept`
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _open_lines(self) -> tuple[Line, ...]:
+        with self._lines.changed:
+            return tuple(self._lines.by_peer.values())
+
     def _line(self, peer: str) -> Line | None:
         with self._lines.changed:
             return self._lines.by_peer.get(peer)
@@ -224,7 +238,11 @@ class DecodePeers:
             self._lines.gone.append(key)
             self._lines.changed.notify_all()
         put(Left(peer=key, problem=problem))
-        if not self._closing.is_set():
+        if self._closing.is_set():
+            return
+        if line.has_left:
+            self._on_left(name)
+        else:
             self._on_state(name, problem)
 
 

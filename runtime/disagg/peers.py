@@ -15,7 +15,7 @@ from runtime.disagg.dialer import Dialer, DialEvent, Down, Up
 from runtime.disagg.frames import Abort, Frame, Offer, Prefill
 from runtime.disagg.handshake import Hello
 from runtime.disagg.limits import Limits
-from runtime.disagg.lines import Line
+from runtime.disagg.lines import Line, leave_all
 from runtime.disagg.rooms import RoomCounts, Rooms
 from specctl.contract.diagnostics import Diagnostic
 
@@ -44,6 +44,7 @@ class PrefillPeers:
         """
         self._events: queue.SimpleQueue[DialEvent] = queue.SimpleQueue()
         self._lines: dict[str, Line] = {}
+        self._limits = limits
         self._rooms = Rooms(tuple(peers), limits)
         self._news = threading.Event()
         self._dialers = [
@@ -87,13 +88,17 @@ class PrefillPeers:
             dialer.start(put)
 
     def close(self) -> None:
-        """End every connection and thread."""
+        """End every connection in order, and every thread."""
+        for dialer in self._dialers:
+            dialer.end_dialing()
+        lines = [line for dialer in self._dialers for line in dialer.lines]
+        leave_all(lines, self._limits.connect_s)
         self.stop()
         for dialer in self._dialers:
             dialer.join()
 
     def stop(self) -> None:
-        """End every connection without waiting for the threads."""
+        """End every connection at once: prefill servers have lost this one."""
         for dialer in self._dialers:
             dialer.stop()
 

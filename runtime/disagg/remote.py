@@ -10,6 +10,7 @@ written for a prompt.
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -26,6 +27,8 @@ from runtime.disagg.listen import Arrived
 from runtime.disagg.outbox import Chunk, Route, Transfer, send_chunks
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+
+logger = logging.getLogger(__name__)
 
 
 class OpenWay(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
@@ -210,6 +213,12 @@ class StageSender:
         self._ending.put((order.number, transfer))
 
     def _report_all(self) -> None:
+        try:
+            self._report_each()
+        except DiagnosticError as error:  # the board went with rank 0, and with it who reads it
+            logger.warning("prompts are not reported any more: %s", error)
+
+    def _report_each(self) -> None:
         waiting: dict[int, Transfer] = {}
         while self._take_ending(waiting):
             next(iter(waiting.values())).wait(_REPORT_POLL_S)

@@ -239,6 +239,7 @@ def rank_listener(
         ),
         limits=plan.limits,
         on_state=lambda _peer, _problem: None,  # the first rank says it
+        on_left=lambda _peer: None,
     )
 
     def drop() -> None:

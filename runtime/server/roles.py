@@ -54,11 +54,12 @@ class PrefillRole:
             hello=site.hello(ranks=tuple(card.listen for card in site.cards())),
             limits=options.limits,
             on_state=_log_state("decode"),
+            on_left=lambda peer: logger.info("decode server %s has ended", peer),
         )
         self._sender = EarlySender(llm.config.device)
         port = ToldDecodePort(self.peers) if site.control.size > 1 else self.peers
         engine = site.prefill_engine(port, self.peers, self._sender)
-        self.engine = _over_ranks(llm, engine, port, on_lost=self.peers.close)
+        self.engine = _over_ranks(llm, engine, port, on_lost=self._end)
         self._handover = site.engine.handover
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -69,6 +70,11 @@ class PrefillRole:
         """End the writes, then the lines: a line that ended means that nothing is written."""
         self._sender.close()
         self.peers.close()
+
+    def _end(self) -> None:
+        """End as `close` without a word to the decode servers: they have lost this one."""
+        self._sender.close()
+        self.peers.stop()
 
     def described(self) -> str:
         """Return where decode servers find this one."""

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import httpx
 
-START_LIMIT_S = 120
+START_LIMIT_S = 240
+LIMIT_S = 120
 _URL = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 _LISTEN = re.compile(r"listening on (127\.0\.0\.1:\d+)")
 
@@ -66,7 +67,7 @@ class Process:
     def health(self) -> tuple[int, dict[str, object]]:
         """Return status and document of /health; (0, {}) where nobody answers."""
         try:
-            answer = httpx.get(f"{self.url}/health", timeout=10, trust_env=False)
+            answer = httpx.get(f"{self.url}/health", timeout=LIMIT_S, trust_env=False)
         except httpx.HTTPError:
             return 0, {}
         return answer.status_code, answer.json()
@@ -80,13 +81,13 @@ class Process:
 
     def metrics(self) -> dict[str, float]:
         """Return the samples of /metrics."""
-        text = httpx.get(f"{self.url}/metrics", timeout=20, trust_env=False).text
+        text = httpx.get(f"{self.url}/metrics", timeout=LIMIT_S, trust_env=False).text
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
     def wait_idle(self) -> dict[str, float]:
         """Return the metrics once no request, no block and no room is held."""
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + LIMIT_S
         while True:
             found = self.metrics()
             held = [
@@ -115,7 +116,7 @@ class Process:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(10)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.live import LiveServer
-from tests.e2e.split import running, split_servers
+from tests.e2e.split import LIMIT_S, running, split_servers
 
 PROMPTS = ([5, 6, 7, 8, 9], list(range(3, 60)), [11] * 33, [7, 3] * 20)
 
@@ -20,7 +21,7 @@ def body(prompt: list[int], **changes: object) -> dict[str, object]:
 
 
 def ids(url: str, prompt: list[int], **changes: object) -> list[int]:
-    answer = httpx.post(f"{url}/v1/completions", json=body(prompt, **changes), timeout=60)
+    answer = httpx.post(f"{url}/v1/completions", json=body(prompt, **changes), timeout=LIMIT_S)
     assert answer.status_code == 200, answer.text
     found: list[int] = answer.json()["choices"][0]["token_ids"]
     return found
@@ -45,6 +46,9 @@ def test_two_roles_and_a_router_say_what_one_server_says(
         assert found["specctl_handover_kv_bytes_total"] > 0
         assert "role decode, prefill servers" in decode[0].log.read_text()
         assert httpx.post(f"{prefill[0].url}/v1/completions", json=body([5])).status_code == 404
+        decode[0].stop()
+        assert prefill[0].find(re.compile(r"decode server (\S+) has ended"))
+        assert "SD861" not in prefill[0].log.read_text()
 
 
 @pytest.mark.parametrize("proposer", ["none"])
@@ -54,7 +58,7 @@ def test_sides_with_other_drafts_say_so(tiny_pair: Path, tmp_path: Path, propose
     with running(plain, tmp_path / "prefill.log") as prefill:
         decode_arguments = (*serve, "--role", "decode", "--peer", prefill.listen)
         with running(decode_arguments, tmp_path / "decode.log") as decode:
-            answer = httpx.post(f"{decode.url}/v1/completions", json=body([5]), timeout=20)
+            answer = httpx.post(f"{decode.url}/v1/completions", json=body([5]), timeout=LIMIT_S)
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "SD860"
             assert "proposer=none" in answer.text

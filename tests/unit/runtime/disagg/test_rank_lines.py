@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import msgspec
 import pytest
 
-from runtime.disagg.frames import Failed, Frame, Offer, Prefill
+from runtime.disagg.frames import Connection, Failed, Frame, Leaving, Offer, Prefill
 from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout, Role, of_rank, rank_facts
 from runtime.disagg.limits import Limits
 from runtime.disagg.listen import Arrived, DecodePeers, PeerEvent, listen_at
@@ -19,7 +19,7 @@ from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 LIMITS = Limits(
-    connect_s=2, retry_s=0.05, silence_s=5, peer_wait_s=0.3, release_s=2, fence_s=0.05, max_tries=1
+    connect_s=2, retry_s=0.05, silence_s=20, peer_wait_s=0.3, release_s=2, fence_s=0.05, max_tries=1
 )
 FACTS = {"target": "t", "proposer": "eagle3", "kernels.torch": "2", "fingerprint": "f"}
 LAYOUT = Layout(stage_layers=(1, 1), tensor_parallel=2)
@@ -33,16 +33,20 @@ def hello(role: Role, **changes: object) -> Hello:
 
 
 def until(check: Callable[[], object]) -> None:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while not check():
         assert time.monotonic() < limit, "not within the limit"
         time.sleep(0.005)
 
 
 @contextmanager
-def listening(said: Hello) -> Iterator[DecodePeers]:
+def listening(said: Hello, states: list[str]) -> Iterator[DecodePeers]:
     peers = DecodePeers(
-        listen_at("127.0.0.1", 0), hello=said, limits=LIMITS, on_state=lambda *_: None
+        listen_at("127.0.0.1", 0),
+        hello=said,
+        limits=LIMITS,
+        on_state=lambda _, problem: states.append("came" if problem is None else problem.code),
+        on_left=lambda _: states.append("left"),
     )
     peers.start(lambda: None)
     try:
@@ -52,7 +56,9 @@ def listening(said: Hello) -> Iterator[DecodePeers]:
 
 
 @contextmanager
-def prefill_ranks(**changes: object) -> Iterator[list[DecodePeers]]:
+def prefill_ranks(
+    *, states: Sequence[list[str]] = ([], [], []), **changes: object
+) -> Iterator[list[DecodePeers]]:
     """Three ranks of one server, rank 0 first; `changes` are of the last one's greeting."""
     with ExitStack() as stack:
         others = []
@@ -60,9 +66,10 @@ def prefill_ranks(**changes: object) -> Iterator[list[DecodePeers]]:
             said = of_rank(hello("prefill", server="s"), rank)
             if rank == 2:
                 said = msgspec.structs.replace(said, **changes)
-            others.append(stack.enter_context(listening(said)))
+            others.append(stack.enter_context(listening(said, states[rank])))
         where = tuple(":" + peers.address.rpartition(":")[2] for peers in others)
-        first = stack.enter_context(listening(hello("prefill", server="s", ranks=where)))
+        greeting = hello("prefill", server="s", ranks=where)
+        first = stack.enter_context(listening(greeting, states[0]))
         yield [first, *others]
 
 
@@ -125,6 +132,29 @@ def test_a_rank_that_ends_ends_the_server_for_its_peer() -> None:
         assert isinstance(failed, Failed)
         assert failed.problem.code == "SD861"
         assert peers.num_rooms == 0
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_every_rank_hears_that_a_decode_server_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """Though the line to one of them is slower than the others."""
+    states: list[list[str]] = [[], [], []]
+    send = Connection.send
+
+    def held_up(self: Connection, frame: Frame) -> None:
+        if isinstance(frame, Leaving) and self.name == slow:
+            time.sleep(0.3)
+        send(self, frame)
+
+    monkeypatch.setattr(Connection, "send", held_up)
+    with prefill_ranks(states=states) as ranks:
+        slow = ranks[late].address
+        with decoding(ranks[0].address):
+            peer = arrived(ranks[0])
+            assert all(rank.wait_for(peer) for rank in ranks)
+        until(lambda: all(len(found) == 2 for found in states))
+    assert states == [["came", "left"]] * 3
 
 
 @pytest.mark.parametrize(
