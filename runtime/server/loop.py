@@ -123,7 +123,7 @@ class EngineLoop:
     def problem(self) -> Diagnostic | None:
         """Why no request can run any more; None while they can."""
         if not self.is_alive:
-            return diagnose("SD916", where="server", message="the engine's thread has ended")
+            return _no_thread("server")
         return self._fault()
 
     @property
@@ -150,9 +150,15 @@ class EngineLoop:
         self._commands.put(_FailAll(error=error))
 
     def flush(self) -> Future[None]:
-        """Clear the prefix cache and the counters before the next step."""
+        """Clear the prefix cache and the counters before the next step.
+
+        Returns:
+            What raises SD916 where the thread has ended, or ends before.
+        """
         done: Future[None] = Future()
         self._commands.put(_Flush(done=done))
+        if self._has_ended.is_set():
+            self._refuse_queued()
         return done
 
     def wake(self) -> None:
@@ -188,8 +194,8 @@ class EngineLoop:
             if isinstance(command, _Submit):
                 for request in command.inputs:
                     command.sink(_refusal(request, _ended(request.request_id)))
-            elif isinstance(command, _Flush):
-                command.done.cancel()
+            elif isinstance(command, _Flush) and command.done.set_running_or_notify_cancel():
+                command.done.set_exception(DiagnosticError(_no_thread("server")))
 
     def _obey(self) -> bool:
         """Carry out what is queued, waiting for a command while idle; False ends the thread."""
@@ -214,7 +220,7 @@ class EngineLoop:
                 self._drop(request_id)
         elif isinstance(command, _FailAll):
             self._end_all(command.error)
-        elif isinstance(command, _Flush):
+        elif isinstance(command, _Flush) and command.done.set_running_or_notify_cancel():
             self._engine.flush_cache()
             command.done.set_result(None)
 
@@ -288,7 +294,11 @@ def _ending(request_id: str, error: Diagnostic, *, num_prompt_tokens: int = 0) -
 
 
 def _ended(request_id: str) -> Diagnostic:
-    return diagnose("SD916", where=f"request={request_id}", message="the engine's thread has ended")
+    return _no_thread(f"request={request_id}")
+
+
+def _no_thread(where: str) -> Diagnostic:
+    return diagnose("SD916", where=where, message="the engine's thread has ended")
 
 
 def _fault(request_id: str, error: Exception) -> Diagnostic:

@@ -70,12 +70,12 @@ async def stand(
     async with made.http:
         yield made
     engine.gate.set()
-    made.loop.stop(5)
+    made.loop.stop(60)
     assert not made.loop.is_alive
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 120))  # type: ignore[arg-type]
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
@@ -255,10 +255,27 @@ def test_when_the_engine_thread_dies_nobody_waits_and_health_says_so() -> None:
             assert (later.status_code, later.json()["error"]["code"]) == (500, "SD916")
             s.loop.submit([RequestInput(request_id="a", prompt_ids_target=[5])], late.append)
             assert [delta.finish_reason for delta in late] == ["error"]
+            flushed = await s.http.post("/flush_cache")
+            assert (flushed.status_code, flushed.json()["error"]["code"]) == (500, "SD916")
             health = await s.http.get("/health")
             assert (health.status_code, health.json()) == (503, {"status": "engine stopped"})
 
     late: list[RequestDelta] = []
+    run(test)
+
+
+def test_a_flush_that_nobody_waits_for_any_more_leaves_the_engine_running() -> None:
+    async def test() -> None:
+        async with stand() as s:
+            s.engine.gate.clear()
+            asking = asyncio.create_task(s.complete())
+            await until(lambda: s.engine.requests)
+            assert s.loop.flush().cancel()
+            s.engine.gate.set()
+            assert (await asking).status_code == 200
+            assert (await s.complete()).status_code == 200
+            assert s.engine.num_flushes == 0
+
     run(test)
 
 
