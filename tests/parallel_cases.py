@@ -36,7 +36,7 @@ from tests.tiny_agreeing import write_agreeing_eagle3
 from tests.tiny_manifest import write_manifest
 
 ROOT = Path(__file__).parents[1]
-WAIT_S = 120.0
+WAIT_S = 300.0
 PARAMS = (
     SamplingParams(),
     SamplingParams(temperature=0.8, seed=7),

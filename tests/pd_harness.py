@@ -32,7 +32,7 @@ from tests.engine_harness import KV_BLOCK_SIZE, Answer, World, join_deltas, refe
 from tests.fake_graph import FakeGraph
 
 DECODE = "decode"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def through_the_wire(frame: Frame) -> Frame:

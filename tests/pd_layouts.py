@@ -156,6 +156,8 @@ class System:
         )
         self.transport = MemoryTransport()
         self.sender = EarlySender()
+        if slow is not None:
+            slow.sender = self.sender
         self.board = Notes()
         self.muted: set[int] = set()  # world ranks of the prefill side that may not write
         decoder = manifest.target.decoder
@@ -164,10 +166,10 @@ class System:
         if self.config.proposer in DRAFT_PROPOSERS:
             assert draft is not None
             self.kv_heads += [draft.decoder.num_kv_heads] * draft.decoder.num_layers
-        self.decode_exchange = ThreadExchange(decode, timeout_s=60)
-        self.last_exchange = ThreadExchange(self.size, timeout_s=60)
-        self.first_exchange = ThreadExchange(self.size, timeout_s=60)
-        self.agreement = ThreadExchange(self.size, timeout_s=60).ranks()
+        self.decode_exchange = ThreadExchange(decode, timeout_s=180)
+        self.last_exchange = ThreadExchange(self.size, timeout_s=180)
+        self.first_exchange = ThreadExchange(self.size, timeout_s=180)
+        self.agreement = ThreadExchange(self.size, timeout_s=180).ranks()
         self.workers: dict[int, StageWorker] = {}
         self.threads: list[threading.Thread] = []
 
@@ -260,8 +262,8 @@ class System:
     def stage_line(self, target, ranks: Ranks) -> StageLine | None:  # type: ignore[no-untyped-def]
         if self.num_stages == 1:
             return None
-        control = QueueChannel(timeout_s=60) if self.slow is None else SettledChannel(self.slow)
-        states = QueueChannel(timeout_s=60)
+        control = QueueChannel(timeout_s=180) if self.slow is None else SettledChannel(self.slow)
+        states = QueueChannel(timeout_s=180)
         line = StageLine(target, controls=[control], upstream=states)
 
         def serve() -> None:

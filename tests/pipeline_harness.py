@@ -24,7 +24,7 @@ from tests.engine_harness import KV_BLOCK_SIZE, World
 from tests.queue_channel import QueueChannel
 from tests.tiny_manifest import CPU
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,7 +50,7 @@ def on_ranks(size: int, work: Callable[[Ranks], T]) -> list[T]:
 
 def on_rank_pairs(size: int, work: Callable[[Ranks, Ranks], T]) -> list[T]:
     """Run `work` in a thread for each rank, with ranks for sums and ranks for what is told."""
-    exchanges = [ThreadExchange(size, timeout_s=60) for _ in range(2)]
+    exchanges = [ThreadExchange(size, timeout_s=180) for _ in range(2)]
 
     def guarded(ranks: Ranks, control: Ranks) -> T:
         is_done = False

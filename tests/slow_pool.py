@@ -2,7 +2,8 @@
 
 What a layer's forward just wrote is taken away and put back some time after, keys before values, as
 a GPU that runs behind its host would write it. The mark that goes with the layer waits for that.
-What earlier forwards wrote stays: a sender that is late may read it still.
+What earlier forwards wrote stays: a sender that is late may read it still. Where marks are not
+waited for, which is the defect, all that was to be sent is sent first, however late its thread is.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from runtime.disagg.early import EarlySender
+from runtime.disagg.transport import BlockMove
 from runtime.kv import KVLayer
 
 DELAY_S = 0.01
+LIMIT_S = 60.0
 
 
 class SlowWriter:
@@ -27,6 +31,9 @@ class SlowWriter:
         """Take away: tensors, what they hold now, and where that is new."""
         self._items = items
         self._is_waited = is_waited
+        self._may_begin = threading.Event()
+        if is_waited:
+            self._may_begin.set()
         for tensor, _, is_new in items:
             tensor.masked_fill_(is_new, float("nan"))
         self.thread = threading.Thread(target=self._run)
@@ -34,6 +41,7 @@ class SlowWriter:
 
     @torch.inference_mode()  # a stage makes its pool in it, and mode is of a thread
     def _run(self) -> None:
+        self._may_begin.wait(LIMIT_S)
         for tensor, content, is_new in self._items:
             time.sleep(DELAY_S)
             tensor[is_new] = content[is_new]
@@ -53,13 +61,38 @@ class SlowWriter:
 
     wait = synchronize  # a CPU has no stream that could wait
 
+    def end(self) -> None:
+        """Let it begin, and wait for it."""
+        self._may_begin.set()
+        self.thread.join()
+
+
+class NoLink:
+    """Nothing goes over it: its end tells that the parts before it were written."""
+
+    is_ordered = False
+
+    def write(self, move: BlockMove) -> None:
+        raise AssertionError(f"{move} goes nowhere")
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
 
 class SlowPool:
-    """Makes marks; each belongs to what changed in a pool since the last one."""
+    """Makes marks; each belongs to what changed in a pool since the last one.
+
+    Attributes:
+        sender: of the parts; set where marks are not waited for.
+    """
 
     def __init__(self, *, is_waited: bool) -> None:
         self.layers: tuple[KVLayer, ...] = ()
         self.writers: list[SlowWriter] = []
+        self.sender: EarlySender | None = None
         self._is_waited = is_waited
         self._known: dict[int, torch.Tensor] = {}
 
@@ -82,8 +115,15 @@ class SlowPool:
 
     def settle(self) -> None:
         """Wait for the "device": the next forward reads what this one wrote."""
+        if not self._is_waited:
+            self._send_first()
         for writer in self.writers:
-            writer.thread.join()
+            writer.end()
+
+    def _send_first(self) -> None:
+        assert self.sender is not None, "what is not waited for is sent first"
+        for sender in tuple(self.sender._of_peers.values()):
+            assert sender.end(NoLink(), timeout_s=LIMIT_S).wait(LIMIT_S)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for layer in self.layers:

@@ -10,7 +10,7 @@ import pytest
 from specctl.cli.app import run
 from tests.parallel_cases import write_qwen3
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

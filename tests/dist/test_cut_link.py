@@ -20,7 +20,7 @@ from tests.dist.star_servers import LISTEN, Work, ask, star_servers
 
 pytestmark = [
     pytest.mark.dist,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
 

@@ -45,7 +45,7 @@ def kills_and_requests(manifest: Path, directory: Path, *, count: int, kills: in
         check(found, num_requests=count, kills=order)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_sixty_requests_and_six_kills(manifest: Path, tmp_path: Path) -> None:
     kills_and_requests(manifest, tmp_path, count=60, kills=6)
 

@@ -98,7 +98,7 @@ def expected(source: Sequence[KVLayer]) -> torch.Tensor:
 def test_bits_arrive_and_a_killed_peer_is_a_code(name: str) -> None:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=receiver, args=(name, theirs))
+    process = context.Process(target=receiver, args=(name, theirs), daemon=True)
     process.start()
     assert ours.poll(120), "the receiver did not start"
     address = ours.recv()

@@ -17,7 +17,7 @@ from tests.parallel_cases import (
     write_qwen3,
 )
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 SMALL = small("cpu")
 
 
@@ -52,5 +52,5 @@ def test_a_prefill_process_and_a_decode_process(manifest: Path, alone: Answers) 
 
 @pytest.mark.parametrize("layout", ["tp", pytest.param("pp", marks=pytest.mark.slow)])
 def test_a_killed_rank_is_lost_long_before_its_time_limit(manifest: Path, layout: str) -> None:
-    said = lost_rank(manifest, "cpu", layout, "SIGKILL", rank_timeout_s=14400, within_s=100)
+    said = lost_rank(manifest, "cpu", layout, "SIGKILL", rank_timeout_s=14400, within_s=500)
     assert said == "SD855 SD855 gloo child-is-over=True"

@@ -41,7 +41,7 @@ from tests.tiny_manifest import load_tiny, write_manifest
 from tests.tiny_pair import edit_tensors
 from tests.tiny_parallel import parallel_world
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=30, top_p=0.95, seed=11)
 REQUESTS = tuple(
@@ -156,7 +156,7 @@ def test_c049_the_draft_is_whole_on_the_last_stage(worlds: Worlds) -> None:
 
 
 def test_c051_prefill_beside_verify_then_a_step_without_drafts(worlds: Worlds) -> None:
-    """Rows of every width in one message; a queue waits 10 s at most, so a hang is an error."""
+    """Rows of every width in one message; a queue waits a minute at most, so a hang is an error."""
     world = worlds.world("eagle3")
     requests = [
         replace(REQUESTS[0], num_speculative_tokens=4),
@@ -313,7 +313,7 @@ def test_processes_over_gloo_equal_one(manifest: Path) -> None:
 def test_c055_a_stage_that_cannot_load_is_named_in_seconds(tmp_path: Path) -> None:
     """The fast loader is refused; what another process meets ends the start here, with its code.
 
-    A world-wide collective would wait half an hour; this module's tests may take two minutes.
+    A world-wide collective would wait half an hour; this module's tests may take ten minutes.
     """
     pair = write_agreeing_pair(tmp_path)
     edit_tensors(
@@ -341,7 +341,7 @@ def test_torchrun_starts_the_same_path(manifest: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=500,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -359,7 +359,7 @@ def test_sigkill_of_a_stage_ends_requests_with_its_code(manifest: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(DiagnosticError, match="SD855"):
             finish(llm.engine)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while llm.problem is None and time.monotonic() < end:
             time.sleep(0.05)
         assert llm.problem is not None
@@ -386,7 +386,7 @@ def test_stages_end_with_the_process_that_started_them(manifest: Path) -> None:
     child = int(server.stdout.readline())
     server.kill()
     server.wait()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while Path(f"/proc/{child}").exists() and time.monotonic() < end:
         state = Path(f"/proc/{child}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
         if state == "Z":

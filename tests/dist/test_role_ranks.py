@@ -25,16 +25,17 @@ from runtime.spec.types import SamplingParams
 from specctl.contract.codec import load_manifest
 from specctl.contract.manifest import Manifest
 from specctl.ops.emit_manifest import emit_manifest
-from tests.dist.cluster import Server, Zygote, free_port, read_answer
+from tests.dist.cluster import LIMIT_S, Server, Zygote, read_answer
 from tests.engine_harness import prompt_of
 from tests.pd_layouts import NUM_LAYERS, System
+from tests.ports import free_port
 from tests.rank_harness import SMALL, answer, on_rank_pairs, ranked_engine
 from tests.tiny import Sizes, write_tiny_target
 from tests.tiny_agreeing import write_agreeing_eagle3
 from tests.tiny_last_state import write_mtp
 from tests.tiny_manifest import write_manifest
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 SERVED = replace(SMALL, kv_block_size=16, num_kv_blocks=40, max_model_len=128)
 SIZES = Sizes(hidden=32, heads=4, kv_heads=4, head_dim=8, inner=64)
@@ -73,7 +74,7 @@ class Servers:
         arguments = (
             *("serve", str(self.manifest), "--device", "cpu", "--dtype", "float32"),
             *("--max-num-requests", "3", "--num-kv-blocks", "40", "--max-model-len", "128"),
-            *("--peer-silence-s", "3", "--role", role, *where, *layout, "--port", str(port)),
+            *("--peer-silence-s", "6", "--role", role, *where, *layout, "--port", str(port)),
         )
         made = Server(name, self._directory, self._zygote, arguments, port)
         self._started.append(made)
@@ -121,7 +122,7 @@ def ask(server: Server, request: RequestInput) -> tuple[tuple[int, ...], int, st
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=90, trust_env=False)
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=LIMIT_S, trust_env=False)
     ids, code = read_answer(answer, is_stream=False)
     if code is not None:
         return tuple(ids), 0, code
@@ -176,7 +177,7 @@ def kv_bytes(manifest: Path, *, num_draft_copies: int = 1) -> int:
 
 
 def sent_bytes(server: Server) -> int:
-    lines = httpx.get(f"{server.url}/metrics", timeout=20, trust_env=False).text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", timeout=LIMIT_S, trust_env=False).text.splitlines()
     name = "specctl_handover_kv_bytes_total "
     return int(float(next(line for line in lines if line.startswith(name)).removeprefix(name)))
 
@@ -208,8 +209,8 @@ def children(server: Server) -> list[int]:
 
 
 def wait_unhealthy(server: Server) -> None:
-    limit = time.monotonic() + 60
-    while httpx.get(f"{server.url}/health", timeout=20, trust_env=False).status_code == 200:
+    limit = time.monotonic() + LIMIT_S
+    while httpx.get(f"{server.url}/health", timeout=LIMIT_S, trust_env=False).status_code == 200:
         assert time.monotonic() < limit, f"{server.name} is healthy"
         time.sleep(0.1)
 

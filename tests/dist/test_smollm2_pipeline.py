@@ -12,7 +12,7 @@ from specctl.contract.stage_split import split_stages
 from tests import real_model
 from tests.e2e.live import LiveServer, live_server
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 NUM_TOKENS = 16
 
 

@@ -16,7 +16,7 @@ from specctl.contract.manifest import Manifest
 from tests import real_model
 from tests.rank_harness import Outcome, answer, on_ranks, ranked_engine
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 SETTINGS = Overrides(
     device="cpu", dtype="float32", max_num_requests=4, max_model_len=256, num_kv_blocks=65
 )

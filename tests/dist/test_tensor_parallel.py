@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from runtime.engine.llm import LLM
+from runtime.parallel.groups import new_store
 from runtime.parallel.launch import Launch, launch_environment
 from specctl.contract.codec import load_manifest
 from specctl.contract.diagnostics import DiagnosticError
@@ -25,16 +25,13 @@ from tests.tiny_manifest import write_manifest
 
 pytestmark = pytest.mark.dist
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+LIMIT_S = 240.0
+AGENT_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
 def run_processes(size: int, manifest: Path, out: Path) -> list[dict[str, object]]:
-    port = free_port()
+    """Run every rank; they meet at a store of this process, as under torchrun's agent."""
+    store, port = new_store(timeout_s=LIMIT_S)
     processes = []
     for rank in range(size):
         launch = Launch(rank=rank, world_size=size, local_rank=rank, local_world_size=size)
@@ -43,13 +40,18 @@ def run_processes(size: int, manifest: Path, out: Path) -> list[dict[str, object
             subprocess.Popen(
                 [sys.executable, "-m", "tests.dist.tensor_parallel_rank", str(manifest), str(out)],
                 cwd=ROOT,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, **AGENT_STORE},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
         )
-    texts = [process.communicate(timeout=120)[0] for process in processes]
+    try:
+        texts = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        del store
     assert [process.returncode for process in processes] == [0] * size, "\n".join(texts)
     return [torch.load(out / f"rank{rank}.pt") for rank in range(size)]
 

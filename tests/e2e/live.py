@@ -16,7 +16,8 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-START_LIMIT_S = 120
+START_LIMIT_S = 240
+LIMIT_S = 120
 _LISTENING = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 
 
@@ -27,8 +28,10 @@ class LiveServer:
         self.process = process
         self.log = log
         self.url = self._wait_for_url()
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-        self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S)
+        self.openai = OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LIMIT_S
+        )
 
     def _wait_for_url(self) -> str:
         limit = time.monotonic() + START_LIMIT_S
@@ -49,7 +52,7 @@ class LiveServer:
 
     def wait_until_idle(self) -> dict[str, float]:
         """Return the metrics once nothing runs, waits or holds KV."""
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + LIMIT_S
         names = ("requests_running", "queue_depth", "requests_open", "kv_usage_ratio")
         while True:
             metrics = self.metrics()
@@ -60,7 +63,7 @@ class LiveServer:
 
     def wait_until_open(self, count: int) -> None:
         """Wait until so many requests are in flight."""
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + LIMIT_S
         while self.metrics()["specctl_requests_open"] < count:
             assert time.monotonic() < limit, self.metrics()
             time.sleep(0.01)
@@ -69,7 +72,7 @@ class LiveServer:
         self.process.send_signal(signal.SIGTERM)
 
     def exit_code(self) -> int:
-        return self.process.wait(60)
+        return self.process.wait(LIMIT_S)
 
 
 @contextmanager

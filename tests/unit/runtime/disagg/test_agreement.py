@@ -27,7 +27,7 @@ OVER: tuple[Mapping[str, Ended], ...] = (
 def test_a_transfer_is_over_everywhere_and_failed_where_one_rank_failed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    exchange = ThreadExchange(2, timeout_s=20)
+    exchange = ThreadExchange(2, timeout_s=60)
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(2) as pool:
         first, second = pool.map(
             lambda ranks, over: RankAgreement(ranks).settle(NAMES, over), exchange.ranks(), OVER

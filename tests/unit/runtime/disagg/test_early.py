@@ -16,6 +16,7 @@ from runtime.kv import KVLayer
 from specctl.contract.diagnostics import DiagnosticError
 
 BLOCKS = (0, 1, 2)
+DELAY_S = 0.03
 
 
 def pool(value: float) -> tuple[KVLayer, ...]:
@@ -36,17 +37,18 @@ def layer_move(layer: int) -> BlockMove:
 
 
 class SlowKernel:
-    """Writes a layer some time after it was launched, as a GPU would; its event waits for that."""
+    """Writes a layer some time after it may, as a GPU would; its event waits for that."""
 
-    def __init__(self, layer: KVLayer, value: float, delay_s: float) -> None:
-        self._layer, self._value, self._delay_s = layer, value, delay_s
+    def __init__(self, layer: KVLayer, value: float, may_begin: threading.Event) -> None:
+        self._layer, self._value, self._may_begin = layer, value, may_begin
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        time.sleep(self._delay_s)
+        self._may_begin.wait(60)
+        time.sleep(DELAY_S)
         self._layer.k.fill_(self._value)
-        time.sleep(self._delay_s)  # a torn read would see new keys and old values
+        time.sleep(DELAY_S)  # a torn read would see new keys and old values
         self._layer.v.fill_(self._value)
 
     def synchronize(self) -> None:
@@ -68,15 +70,20 @@ class WithoutWait:
 
 
 def transfer(*, is_waited_for: bool, is_ordered: bool) -> list[bool]:
-    """Send three layers whose kernels are slow; return which arrived whole."""
+    """Send three layers whose kernels are slow; return which arrived whole.
+
+    Kernels that are not waited for begin when all was sent, however late the sender's thread is.
+    """
     transport = MemoryTransport()
     source, destination = pool(0.0), pool(-1.0)
     link = transport.connect(transport.receive_into(destination).address, source)
     link.is_ordered = is_ordered
-    sender = EarlySender()
+    sender, may_begin = EarlySender(), threading.Event()
+    if is_waited_for:
+        may_begin.set()
     kernels = []
     for index, layer in enumerate(source):
-        kernel = SlowKernel(layer, index + 1.0, 0.03)
+        kernel = SlowKernel(layer, index + 1.0, may_begin)
         kernels.append(kernel)
         ready = kernel if is_waited_for else WithoutWait(kernel)
         sender.send(link, (layer_move(index),), ready=ready)
@@ -84,6 +91,7 @@ def transfer(*, is_waited_for: bool, is_ordered: bool) -> list[bool]:
     assert outcome.is_done or not is_ordered
     assert outcome.wait(20)
     assert outcome.problem is None
+    may_begin.set()
     sender.close()
     for kernel in kernels:
         kernel.synchronize()

@@ -61,6 +61,7 @@ def slow_pair(
         proposer=world.manifest.draft.algorithm,
         num_speculative_tokens=3,
     )
+    slow.sender = pair.sender
     slow.watch(pair.caches["prefill"].pool.layers)
     return pair, slow, transport
 

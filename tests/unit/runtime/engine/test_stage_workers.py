@@ -62,8 +62,8 @@ def new_kv(model: TargetModel) -> tuple[KVLayer, ...]:
 def line(manifest: Manifest, num_stages: int) -> Iterator[Line]:
     """Start a worker thread for every stage before the last."""
     *earlier, last = read(manifest, num_stages)
-    controls = [QueueChannel(timeout_s=20) for _ in earlier]
-    states = [QueueChannel(timeout_s=20) for _ in earlier]
+    controls = [QueueChannel(timeout_s=60) for _ in earlier]
+    states = [QueueChannel(timeout_s=60) for _ in earlier]
     workers = tuple(
         StageWorker(
             model,
@@ -91,7 +91,7 @@ def line(manifest: Manifest, num_stages: int) -> Iterator[Line]:
     finally:
         stages.stop()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
 
 
 def rows(slot: int, start: int, num_rows: int) -> PreparedBatch:

@@ -85,7 +85,7 @@ def run(stages: Sequence[TargetModel], batch: PreparedBatch) -> TargetOutput:
 
 def on_ranks(size: int, work: Callable[[Ranks], T]) -> list[T]:
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(work, ThreadExchange(size, timeout_s=30).ranks()))
+        return list(pool.map(work, ThreadExchange(size, timeout_s=60).ranks()))
 
 
 @pytest.mark.parametrize("stage_layers", [(1, 3), (2, 2), (3, 1), (1, 1, 1, 1)])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-import socket
-from multiprocessing import get_context
 from multiprocessing.queues import Queue
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from runtime.parallel.channels import DistributedChannel, header_of, parse_header
 from runtime.parallel.ranks import DistributedRanks, ThreadExchange, rank_sum
 from specctl.contract.diagnostics import DiagnosticError
 from tests.queue_channel import QueueChannel
+from tests.rank_processes import LIMIT_S, join_group, two_processes
 
 CPU = torch.device("cpu")
 MESSAGE = (
@@ -63,15 +60,7 @@ def partial(rank: int) -> torch.Tensor:
 
 def process(rank: int, port: int, out: Queue[tuple[int, object]]) -> None:
     """Rank 0 sends and is gone; rank 1 receives twice; both add their partials."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    group = dist.group.WORLD
-    assert group is not None
+    group = join_group(rank, port)
     channel = DistributedChannel(group, 1 - rank, device=CPU)
     total = rank_sum(DistributedRanks(group), partial(rank)).tolist()
     if rank == 0:
@@ -89,17 +78,8 @@ def process(rank: int, port: int, out: Queue[tuple[int, object]]) -> None:
 
 @pytest.mark.dist
 def test_processes_hand_over_add_and_notice_a_loss() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = get_context("spawn")
-    out: Queue[tuple[int, object]] = context.Queue()
-    processes = [context.Process(target=process, args=(rank, port, out)) for rank in range(2)]
-    for item in processes:
-        item.start()
-    results = [out.get(timeout=120) for _ in range(4)]
-    for item in processes:
-        item.join(60)
+    with two_processes(process) as out:
+        results = [out.get(timeout=LIMIT_S) for _ in range(4)]
     one, two = ThreadExchange(2).ranks()
     assert (one.size, two.size) == (2, 2)
     expected = (partial(0) + partial(1)).tolist()

@@ -5,17 +5,13 @@ The processes are real and the headers travel over gloo; shared memory stands fo
 
 from __future__ import annotations
 
-import datetime
 import logging
 import math
-import socket
 import time
-from multiprocessing import get_context
 from multiprocessing.queues import Queue
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +19,7 @@ from runtime.parallel.channels import DistributedChannel
 from runtime.parallel.hand_off import RING_SIZE, RingHandOff
 from runtime.parallel.packing import described, packed_bytes, views_of
 from specctl.contract.diagnostics import DiagnosticError
+from tests.rank_processes import LIMIT_S, join_group, two_processes
 from tests.shared_slots import HostSlots
 
 CPU = torch.device("cpu")
@@ -88,15 +85,7 @@ def process(rank: int, port: int, is_refused: bool, out: Queue[tuple[int, object
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage()[:5])  # type: ignore[method-assign]
     logging.getLogger("runtime.parallel.channels").addHandler(handler)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    group = dist.group.WORLD
-    assert group is not None
+    group = join_group(rank, port)
     slots = HostSlots(is_refused=is_refused)
     channel = DistributedChannel(
         group, 1 - rank, device=CPU, hand_off=LateRing(group, 1 - rank, slots)
@@ -125,19 +114,8 @@ def process(rank: int, port: int, is_refused: bool, out: Queue[tuple[int, object
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_two_processes_hand_over_through_a_ring(is_refused: bool) -> None:
     """Where memory cannot be mapped, both ends go on through the host and say so once."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = get_context("spawn")
-    out: Queue[tuple[int, list[object]]] = context.Queue()
-    processes = [
-        context.Process(target=process, args=(rank, port, is_refused, out)) for rank in range(2)
-    ]
-    for item in processes:
-        item.start()
-    results = dict(out.get(timeout=120) for _ in range(2))
-    for item in processes:
-        item.join(60)
+    with two_processes(process, is_refused) as out:
+        results = dict(out.get(timeout=LIMIT_S) for _ in range(2))
     warnings, num_offered, num_read = results[0]
     is_right, num_opened, code = results[1]
     assert (is_right, code) == (True, "SD855")

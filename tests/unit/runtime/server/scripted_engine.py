@@ -94,7 +94,7 @@ class ScriptedEngine:
 
     def step(self) -> tuple[RequestDelta, ...]:
         if self.num_sent >= self.hold_at:
-            self.gate.wait(20)
+            self.gate.wait(120)
         running = list(self.requests.items())[: self.max_running]
         if any(BREAK_STEP_ID in request.prompt_ids_target for _, (request, _, _) in running):
             raise RuntimeError("scripted fault")

@@ -115,16 +115,24 @@ class Server:
 
 
 @asynccontextmanager
-async def routed(*servers: Server, num_ready: int = -1) -> AsyncIterator[httpx.AsyncClient]:
-    """Start servers and a router; yield a client of the router."""
+async def routed(
+    *servers: Server, num_ready: int = -1, timeout_s: float = 20
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Start servers and a router; yield a client of the router.
+
+    Args:
+        servers: behind it.
+        num_ready: to wait for; -1: all.
+        timeout_s: for an answer of /health; a busy machine gives one in time.
+    """
     async with AsyncExitStack() as stack:
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)
-        client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=1), trust_env=False)
+        client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=20), trust_env=False)
         backends = Backends([server.address for server in servers], client)
         app = make_router(
-            RouterState(backends=backends, client=client), interval_s=0.05, timeout_s=0.2
+            RouterState(backends=backends, client=client), interval_s=0.05, timeout_s=timeout_s
         )
         router = Server()
         config = uvicorn.Config(app, port=0, log_level="critical", lifespan="on")
@@ -135,12 +143,12 @@ async def routed(*servers: Server, num_ready: int = -1) -> AsyncIterator[httpx.A
         while not router._uvicorn.started or sum(b.is_ready for b in backends.all) < wanted:
             await asyncio.sleep(0.005)
         port = router._uvicorn.servers[0].sockets[0].getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as caller:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as caller:
             yield caller
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 async def post(client: httpx.AsyncClient) -> httpx.Response:
@@ -198,7 +206,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event_and_is_not_started_again(
 def test_a_server_that_falls_silent_loses_its_requests_to_another() -> None:
     async def work() -> None:
         one, two = Server(), Server()
-        async with routed(one, two) as client:
+        async with routed(one, two, timeout_s=1) as client:
             one.act = one.silence
             waiting = [asyncio.ensure_future(post(client)) for _ in range(2)]
             while not one.num_asked:

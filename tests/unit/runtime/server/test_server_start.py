@@ -14,6 +14,7 @@ from runtime.server.run import check_address
 from runtime.server.settings import ServeOptions, settle
 from runtime.server.start import serve_manifest, settle_heap
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
+from tests.ports import free_port
 
 MANIFEST = Path(__file__).parents[4] / "fixtures" / "manifests" / "v1" / "speculators-eagle3.yaml"
 
@@ -34,8 +35,7 @@ def refused(host: str, port: int) -> Diagnostic:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_free_address_passes_and_stays_free(host: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     check_address(host, port)
     with socket.create_server(("127.0.0.1", port)) as listener:
         assert listener.getsockname() == ("127.0.0.1", port)
