@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,15 @@ from tests.long_first import long_first
 
 if TYPE_CHECKING:
     from tests.workers import FileScheduling
+
+with suppress(ModuleNotFoundError):  # tests of GPUs need none of it
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes is a matter of the machine and of what else runs there.
+    settings.register_profile(
+        "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any-machine")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # read when torch is imported: a core for each worker
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -13,6 +13,7 @@ from runtime.disagg.memory import MemoryTransport, SharedTransport
 from runtime.disagg.transport import BlockMove, Transport
 from runtime.kv import KVLayer, KVLayerSpec, KVPool
 from specctl.contract.diagnostics import DiagnosticError
+from tests.rank_processes import LIMIT_S
 
 CPU = torch.device("cpu")
 MOVES = (
@@ -135,8 +136,12 @@ def test_another_process_writes_into_shared_memory_and_leaves_it_there() -> None
         for _ in range(2):  # the segment outlives the first sender
             process = get_context("spawn").Process(target=sender, args=(receiver.address,))
             process.start()
-            process.join(120)
-            assert process.exitcode == 0
+            try:
+                process.join(LIMIT_S)
+                assert process.exitcode == 0
+            finally:
+                process.kill()
+                process.join()
         for found, wanted in zip(halves(destination), expected(source_pool()), strict=True):
             assert torch.equal(found, wanted)
         receiver.close()

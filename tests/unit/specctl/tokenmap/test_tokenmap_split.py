@@ -89,7 +89,9 @@ def test_one_paragraph_is_counted_whatever_the_share(
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     texts=st.lists(st.text("ab1", min_size=1, max_size=5), min_size=2, max_size=6, unique=True),
