@@ -31,9 +31,10 @@ from runtime.engine.role_rank import RoleRank
 from runtime.engine.stats import EngineStats
 from runtime.engine.until_lost import is_rank_fault
 from runtime.graphs.capture import GraphReport
+from runtime.parallel.lost import disagreement
 from runtime.parallel.ranks import Ranks
 from runtime.spec.oracle import OracleScript
-from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 
 
 class _Kind(enum.IntEnum):
@@ -84,8 +85,8 @@ class _Journal:
         """
         self.problem: Diagnostic | None = None
         self.ranks = ranks
-        self.is_in_step = False
-        self.num_steps = 0
+        self.step_under_way: int | None = None
+        self._num_steps = 0
         self._spoke_at_s = time.monotonic()
         self._digest = hashlib.blake2b(digest_size=8)
 
@@ -112,12 +113,12 @@ class _Journal:
     def _exchange(self, kind: _Kind, engine: int, payload: bytes) -> _Message:
         # 63 bits: the tensors are signed.
         digest = int.from_bytes(self._digest.digest(), "little") >> 1
-        header = torch.tensor([self.num_steps, digest, kind, engine, len(payload)])
+        header = torch.tensor([self._num_steps, digest, kind, engine, len(payload)])
         headers: list[list[int]] = self.ranks.gather(header).tolist()
         first = headers[0]
         others = [rank for rank, row in enumerate(headers) if row[:2] != first[:2]]
         if others:
-            raise DiagnosticError(_disagreement(others, headers))
+            raise DiagnosticError(disagreement(others, headers))
         num_bytes = first[4]
         if num_bytes:
             brought = torch.zeros(num_bytes, dtype=torch.uint8)
@@ -136,7 +137,7 @@ class _Journal:
         Raises:
             DiagnosticError: SD855, a rank was lost meanwhile; what the step raises.
         """
-        self.is_in_step = True
+        self.step_under_way = self._num_steps
         try:
             yield
         except DiagnosticError as error:
@@ -148,13 +149,13 @@ class _Journal:
                 raise DiagnosticError(self.problem) from error
             raise
         finally:
-            self.is_in_step = False
+            self.step_under_way = None
         if self.problem is not None:
             raise DiagnosticError(self.problem)
 
     def note(self, deltas: Sequence[RequestDelta]) -> None:
         """Take a step's results in."""
-        self.num_steps += 1
+        self._num_steps += 1
         for delta in deltas:
             text = f"{delta.request_id} {delta.ids_target} {delta.finish_reason};"
             self._digest.update(text.encode())
@@ -187,7 +188,7 @@ class Lockstep:
     @property
     def step_number(self) -> int | None:
         """The step under way, which waits for the other ranks; None between steps; any thread."""
-        return self._journal.num_steps if self._journal.is_in_step else None
+        return self._journal.step_under_way
 
     def beat(self, quiet_s: float) -> None:
         """Tell the others that this rank is there, unless they heard of it in the last seconds.
@@ -391,18 +392,3 @@ def _follow(
             for command in unpack(message.payload):
                 obey(engine, command)
             journal.note(engine.step())
-
-
-def _disagreement(others: Sequence[int], headers: Sequence[Sequence[int]]) -> Diagnostic:
-    first = headers[0]
-    named = ", ".join(
-        f"rank {rank}: step {headers[rank][0]}, digest {headers[rank][1]:016x}" for rank in others
-    )
-    return diagnose(
-        "SD859",
-        where="tensor parallel",
-        message=f"{'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))} committed "
-        "other ids than rank 0",
-        expected=f"step {first[0]}, digest {first[1]:016x}",
-        found=named,
-    )

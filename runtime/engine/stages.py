@@ -6,18 +6,16 @@ own KV, and hand the residual stream on, with the captured states in ascending l
 and states pass every channel in order, so several forwards over different requests may be under way
 and stages work at the same time.
 
-A forward has two halves: `submit` sends the rows off, `collect` waits for the stream, in the order
-of submission.
+A forward has two halves: `submit` sends its rows off, `collect` waits for the oldest one's stream.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -31,8 +29,6 @@ from runtime.models import StageStates, TargetModel, TargetOutput
 from runtime.parallel.channels import Channel
 from runtime.parallel.messages import Kind, SlotLengths, SlotNews, StageInput, decode, encode
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
-
-logger = logging.getLogger(__name__)
 
 _FORWARD_FAULTS = (RuntimeError, AssertionError, LookupError, TypeError, ValueError)
 """What layers, kernels and their libraries raise when they fail over their inputs."""
@@ -107,11 +103,8 @@ class StageWorker:
         try:
             while self.serve_one():
                 pass
-        except DiagnosticError as error:
-            self._hand_on(error.diagnostics[0])
-            raise
-        except _FORWARD_FAULTS as error:  # others end the process, which is SD855
-            self._hand_on(self._fault(error))
+        except (DiagnosticError, *_FORWARD_FAULTS) as error:  # others end the process: SD855
+            self._hand_on(self._problem(error))
             raise
 
     @torch.inference_mode()
@@ -169,18 +162,15 @@ class StageWorker:
         return _StagePool(kv=pool.layers, lengths=SlotLengths(), orders=orders)
 
     def _hand_on(self, problem: Diagnostic) -> None:
-        """Send what ended this stage; see it leave where the next one is going to ask for it.
-
-        What was not asked for when this process ends never leaves.
-        """
-        try:
+        """Send what ended this stage; what is not asked for before it ends never leaves."""
+        with suppress(DiagnosticError, RuntimeError):  # it is gone, or the device has failed
             self._downstream.send([_as_tensor(problem)])
             if self._is_awaited:
                 self._downstream.flush()
-        except (DiagnosticError, RuntimeError) as error:  # the latter of a device that failed
-            logger.warning("the next stage could not be told: %s", error)
 
-    def _fault(self, error: Exception) -> Diagnostic:
+    def _problem(self, error: Exception) -> Diagnostic:
+        if isinstance(error, DiagnosticError):
+            return error.diagnostics[0]
         first = self._model.first_layer
         return diagnose(
             "SD856",
@@ -249,8 +239,7 @@ class StageLine:
         self._problem: Diagnostic | None = None
         self._controls = tuple(controls)
         self._upstream = upstream
-        self._num_told = 0
-        self._num_engines = 0
+        self._num_told = self._num_engines = 0
         self._last_told_s = time.monotonic()
         self._lock = threading.Lock()  # the heartbeat is another thread's
 

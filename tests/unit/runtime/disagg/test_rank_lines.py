@@ -19,7 +19,7 @@ from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 LIMITS = Limits(
-    connect_s=2, retry_s=0.05, silence_s=20, peer_wait_s=0.3, release_s=2, fence_s=0.05, max_tries=1
+    connect_s=2, retry_s=0.05, silence_s=5, peer_wait_s=0.3, release_s=2, fence_s=0.05, max_tries=1
 )
 FACTS = {"target": "t", "proposer": "eagle3", "kernels.torch": "2", "fingerprint": "f"}
 LAYOUT = Layout(stage_layers=(1, 1), tensor_parallel=2)

@@ -281,10 +281,11 @@ def test_a_server_of_another_kind_or_model_gets_no_request(
         one, two = Server(), Server()
         two.said |= said
         async with routed(one, two, num_ready=1) as client:
-            await asyncio.sleep(0.2)
-            states = [s["status"] for s in (await client.get("/health")).json()["decode"]]
+            states = await said_by(client)
+            while not any(state.startswith(status) for state in states):
+                await asyncio.sleep(0.01)
+                states = await said_by(client)
             assert sorted(state == "ready" for state in states) == [False, True]
-            assert any(state.startswith(status) for state in states)
             assert len({(await post(client)).json()["from"] for _ in range(4)}) == 1
 
     run(work())
@@ -293,13 +294,18 @@ def test_a_server_of_another_kind_or_model_gets_no_request(
 def test_a_new_model_is_served_once_the_old_one_is_gone() -> None:
     async def work() -> None:
         one, two = Server(), Server()
-        async with routed(one, two) as client:
+        async with routed(one, two, timeout_s=1) as client:
             one.said = two.said = {"serves": "another model"}
             one.is_healthy = False
-            await asyncio.sleep(0.6)
+            while (states := await said_by(client))[1] != "ready" or states[0] == "ready":
+                await asyncio.sleep(0.01)
             one.is_healthy = True
-            await asyncio.sleep(0.6)
-            states = [s["status"] for s in (await client.get("/health")).json()["decode"]]
-            assert states == ["ready", "ready"]
+            while await said_by(client) != ["ready", "ready"]:
+                await asyncio.sleep(0.01)
 
     run(work())
+
+
+async def said_by(client: httpx.AsyncClient) -> list[str]:
+    """Return what the router says of each server."""
+    return [item["status"] for item in (await client.get("/health")).json()["decode"]]

@@ -264,21 +264,6 @@ def test_when_the_engine_thread_dies_nobody_waits_and_health_says_so() -> None:
     run(test)
 
 
-def test_a_flush_that_nobody_waits_for_any_more_leaves_the_engine_running() -> None:
-    async def test() -> None:
-        async with stand() as s:
-            s.engine.gate.clear()
-            asking = asyncio.create_task(s.complete())
-            await until(lambda: s.engine.requests)
-            assert s.loop.flush().cancel()
-            s.engine.gate.set()
-            assert (await asking).status_code == 200
-            assert (await s.complete()).status_code == 200
-            assert s.engine.num_flushes == 0
-
-    run(test)
-
-
 async def until(condition: Callable[[], object]) -> None:
     while not condition():
         await asyncio.sleep(0.005)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -123,6 +124,25 @@ def test_a_forced_end_leaves_no_engine_thread_that_fails() -> None:
     loop.flush().result(20)
     assert loop.is_alive
     loop.stop(20)
+
+
+def test_a_flush_that_nobody_waits_for_any_more_leaves_the_thread_running() -> None:
+    engine = ScriptedEngine()
+    engine.gate.clear()
+    loop = EngineLoop(engine)
+    loop.start()
+    try:
+        loop.submit([request("a")], lambda _: None)
+        while not engine.requests:
+            time.sleep(0.001)
+        assert loop.flush().cancel()
+        engine.gate.set()
+        loop.flush().result(60)
+        assert loop.is_alive
+        assert engine.num_flushes == 1
+    finally:
+        engine.gate.set()
+        loop.stop(60)
 
 
 def test_metrics_of_stages() -> None:
