@@ -239,17 +239,19 @@ def test_without_a_server_the_answer_says_so() -> None:
 def test_health_shows_the_prefill_servers_as_their_decode_server_sees_them_now() -> None:
     async def work() -> None:
         one = Server()
-        async with routed(one) as client:
+        async with routed(one, timeout_s=1) as client:
 
-            async def peers() -> object:
-                await asyncio.sleep(0.3)
-                return (await client.get("/health")).json()["decode"][0]["peers"]
+            async def until_peers(expected: dict[str, str]) -> None:
+                found = None
+                while found != expected:
+                    await asyncio.sleep(0.01)
+                    found = (await client.get("/health")).json()["decode"][0]["peers"]
 
-            assert await peers() == {"p:1": "ready"}
+            await until_peers({"p:1": "ready"})
             one.health_status, one.said["peers"] = 503, {"p:1": "SD861"}
-            assert await peers() == {"p:1": "SD861"}
+            await until_peers({"p:1": "SD861"})
             one.is_healthy = False
-            assert await peers() == {}
+            await until_peers({})
 
     run(work())
 
