@@ -121,10 +121,7 @@ def judge_losses(
     diagnostics: Iterable[Diagnostic], allowed: tuple[str, ...]
 ) -> tuple[Diagnostic, ...]:
     """Return the findings with allowed losses made infos, and SD610 for names that met none."""
-    found = [
-        msgspec.structs.replace(d, severity="info") if loss_of(d) in allowed else d
-        for d in diagnostics
-    ]
+    found = [_accepted(d) if loss_of(d) in allowed else d for d in diagnostics]
     met = {loss_of(d) for d in found}
     found += [
         diagnose(
@@ -138,3 +135,8 @@ def judge_losses(
         if name not in met
     ]
     return tuple(found)
+
+
+def _accepted(loss: Diagnostic) -> Diagnostic:
+    help = f"Nothing to do: `--allow {loss_of(loss)}` accepts this loss"
+    return msgspec.structs.replace(loss, severity="info", help=help)

@@ -123,7 +123,12 @@ def _matched(path: Path, listed: frozenset[str]) -> Iterator[Found]:
 
 
 def _maps(directory: Path) -> tuple[Found, ...]:
-    return tuple(Found(path=str(path), kind="token_map") for path in map_files(directory))
+    """Return the maps of a directory, and those that another run put below it, one for a size."""
+    paths = list(map_files(directory))
+    if paths:
+        below = (directory / name for name, is_directory in _entries(directory) if is_directory)
+        paths += (item for path in below if _is_walkable(path) for item in map_files(path))
+    return tuple(Found(path=str(path), kind="token_map") for path in paths)
 
 
 def _is_walkable(path: Path) -> bool:

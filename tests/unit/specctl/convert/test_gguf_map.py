@@ -30,6 +30,8 @@ def test_ids_are_absolute_and_layers_are_boundaries(tmp_path: Path) -> None:
     out = tmp_path / "map.json"
     report = run("safeailab-eagle3-clean", out, "t2d")
     assert (report.state, errors(report)) == ("written", [])
+    (loss,) = (item for item in report.diagnostics if item.code == "SD601")
+    assert (loss.severity, loss.help) == ("info", "Nothing to do: `--allow t2d` accepts this loss")
     draft = load(str(CHECKPOINTS / "safeailab-eagle3-clean")).draft
     content = json.loads(out.read_text())
     assert draft is not None

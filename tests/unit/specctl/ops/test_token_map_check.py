@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,18 @@ def test_what_counts_as_a_map(built: Path, tmp_path: Path) -> None:
     assert is_token_map(built / "token_map.safetensors")
     (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
     assert not is_token_map(tmp_path / "manifest.json")
+
+
+def test_maps_of_an_earlier_run_with_several_sizes_are_checked_too(
+    built: Path, tmp_path: Path
+) -> None:
+    """A later run with one size leaves their directories where they were."""
+    earlier = built / "16"
+    shutil.copytree(built, tmp_path / "16")
+    shutil.move(tmp_path / "16", earlier)
+    assert codes(built, target=None) == []
+    (earlier / "token_map.json").write_text("[3, 3]")
+    assert codes(built, target=None) == codes(earlier, target=None) != []
 
 
 def test_inspect_shows_the_map_and_its_picture(
