@@ -44,6 +44,35 @@ def deep_findings(
     return located(found, loaded.source, target=None if target is None else target.source)
 
 
+def map_row_findings(draft: Loaded, target: Loaded) -> tuple[Diagnostic, ...]:
+    """Return SD532 of a draft with a stored map; a few hundred rows of both heads are read.
+
+    Args:
+        draft: completed by the target.
+        target: its target.
+    """
+    facts, owner = draft.draft, target.target
+    if facts is None or owner is None:
+        return ()
+    try:
+        found = tuple(_map_rows(draft.checkpoint, facts, target))
+    except DiagnosticError as error:
+        found = error.diagnostics
+    return located(found, draft.source, target=target.source)
+
+
+def _map_rows(
+    checkpoint: Checkpoint, draft: DraftCheckpoint, target: Loaded
+) -> Iterator[Diagnostic]:
+    ids, ref = draft.draft_to_target, map_tensor(draft)
+    ours = _table(checkpoint, draft.tensors.get("head"))
+    theirs = _table(target.checkpoint, None if target.target is None else target.target.head)
+    if draft.map_kind != "reduced":
+        return
+    if ids is not None and ref is not None and ours is not None and theirs is not None:
+        yield from check_map_rows(ours, theirs, ids, tensor_place(ref))
+
+
 def _counter(checkpoint: Checkpoint, step: WeightStep) -> Callable[[TensorEntry], None]:
     total = sum(entry.nbytes for entry in checkpoint.tensors.values())
     done = 0
@@ -98,10 +127,8 @@ def _beside_target(
             continue
         is_reduced = role == "head" and draft.map_kind == "reduced"
         if not is_reduced or draft.draft_to_target is not None:
-            ids, ref = draft.draft_to_target if is_reduced else None, map_tensor(draft)
-            wrong: tuple[Diagnostic, ...] = ()
-            if ids is not None and ref is not None:
-                wrong = tuple(check_map_rows(ours, other, ids, tensor_place(ref)))
+            ids = draft.draft_to_target if is_reduced else None
+            wrong = tuple(_map_rows(checkpoint, draft, target)) if is_reduced else ()
             yield from wrong or check_likeness(role, ours, other, ids)
     embedding = _table(target.checkpoint, target.target.embedding)
     if embedding is not None and not draft.has_own_embedding and draft.mask_token_id is not None:

@@ -2,7 +2,8 @@
 
 Invariants: nothing is guessed. A fact is read, follows from a named rule, or is given by the user;
 a given fact wins and, where the file says otherwise, is reported (SD713). Any error refuses the
-whole manifest. The result passes its own checks and is read back equal.
+whole manifest. The result passes its own checks and is read back equal. Of weights, a few rows of a
+reduced head and of the target's are read (SD532).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specctl import __version__
-from specctl.checkpoint import DEFAULT_ACCESS, Access
+from specctl.checkpoint import DEFAULT_ACCESS, Access, is_hub_source
 from specctl.contract.consistency import check_manifest
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose, has_errors
 from specctl.contract.fingerprint import fingerprint
@@ -132,7 +133,8 @@ def build_manifest(
             given.token_map, draft=pair.draft.draft, target=loaded.target
         )
     pair, notes = _with_given(pair, pair.draft.draft, given, token_map)
-    findings = [*loaded.diagnostics, *pair.diagnostics, *notes, *problems]
+    rows = _map_rows(pair)
+    findings = [*loaded.diagnostics, *pair.diagnostics, *rows, *notes, *problems]
     parts = _Parts(
         target=loaded.target,
         target_source=target,
@@ -143,6 +145,15 @@ def build_manifest(
         token_map=token_map,
     )
     return _assemble(parts, directory, findings)
+
+
+def _map_rows(pair: Pair) -> tuple[Diagnostic, ...]:
+    """Return SD532 of local sources: of a hub, each row would be a request."""
+    if any(is_hub_source(part.source) for part in (pair.draft, pair.target)):
+        return ()
+    from specctl.ops.deep import map_row_findings  # weights are read by few commands
+
+    return map_row_findings(pair.draft, pair.target)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -211,3 +211,13 @@ def test_paths_are_relative_inside_the_manifests_directory(copied: Copied, tmp_p
     outside = emit_manifest(str(target), None, manifest_dir=tmp_path / "elsewhere")
     assert outside.target.source == str(target.resolve())
     assert portable_path(str(tmp_path), tmp_path.resolve()) == "."
+
+
+def test_a_head_whose_rows_are_of_other_ids_is_refused(checkpoint: Named) -> None:
+    """Each fact of it is sound, and every proposal would be another token than is meant."""
+    draft = checkpoint("speculators-eagle3-numbers-other-order")
+    with pytest.raises(DiagnosticError) as caught:
+        emit_manifest(checkpoint("hf-llama-tiny"), draft)
+    (found,) = [d for d in caught.value.diagnostics if d.severity == "error"]
+    assert found.code == "SD532"
+    assert found.where.endswith("model.safetensors::d2t[24 I64]")
