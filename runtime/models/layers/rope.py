@@ -52,7 +52,8 @@ def rope_problems(rope: Rope, *, head_dim: int, where: str) -> list[Diagnostic]:
     """Return what keeps `rope` from being computed.
 
     Returns:
-        SD811 for an unsupported kind or number or an odd `head_dim`, SD812 for a missing number;
+        SD811 for an unsupported kind or number, a number that is none or not above 0, or an odd
+        `head_dim`; SD812 for a missing number;
         empty when it runs.
     """
     if head_dim % 2:
@@ -97,7 +98,22 @@ def rope_problems(rope: Rope, *, head_dim: int, where: str) -> list[Diagnostic]:
         )
         for name in sorted(required - given)
     ]
-    return unknown + missing
+    wrong = [
+        diagnose(
+            "SD811",
+            where=f"{where}/parameters/{name}",
+            message=f"`{name}` of rotary kind `{rope.kind}` is {rope.parameters[name]!r}",
+            expected="a number above 0",
+            found=repr(rope.parameters[name]),
+        )
+        for name in sorted(given & required)
+        if not _is_above_zero(rope.parameters[name])
+    ]
+    return unknown + missing + wrong
+
+
+def _is_above_zero(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def rope_table(

@@ -92,3 +92,11 @@ def test_odd_head_size_is_refused() -> None:
 def _table(inv_freq: torch.Tensor, scale: float) -> torch.Tensor:
     angles = torch.arange(2048)[:, None].float() * inv_freq.float()
     return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=1)
+
+
+@pytest.mark.parametrize("value", ["8.0", 0, -8.0, True, [8.0]])
+def test_a_factor_that_is_no_number_above_zero_is_refused(value: object) -> None:
+    rope = Rope(theta=1e4, kind="linear", parameters={"factor": value})  # type: ignore[dict-item]
+    (problem,) = rope_problems(rope, head_dim=8, where="manifest#/rope")
+    assert (problem.code, problem.found) == ("SD811", repr(value))
+    assert problem.where == "manifest#/rope/parameters/factor"
