@@ -7,10 +7,14 @@ SD834 with the pip command. Nothing here prints: text goes to the callbacks of t
 
 from __future__ import annotations
 
+import importlib
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from runtime.bench.page import report_page
@@ -136,7 +140,7 @@ def serve(
     Raises:
         DiagnosticError: SD834, and what `LLM.from_manifest` raises.
     """
-    with _runtime_extra():
+    with _runtime_extra("runtime.engine.stage_process"):
         own = launched_options(manifest, engine)
         if own is None:
             return
@@ -151,7 +155,7 @@ def route(options: RouteOptions) -> None:
     Raises:
         DiagnosticError: SD834, SD835 the address is taken, SD865 an address of a server.
     """
-    with _runtime_extra():
+    with _runtime_extra("runtime.server.route"):
         from runtime.server.route import serve_route
 
         serve_route(options)
@@ -170,7 +174,7 @@ def generate(
     Raises:
         DiagnosticError: SD834, SD908-SD913, and what `LLM.from_manifest` raises.
     """
-    with _runtime_extra():
+    with _runtime_extra("runtime.bench.single"):
         own = launched_options(manifest, engine)
         if own is None:
             raise SystemExit(0)  # rank 0 has the answer
@@ -198,7 +202,7 @@ def bench(
     Raises:
         DiagnosticError: SD834, SD832, SD909, SD920-SD922, and what `load_for_bench` raises.
     """
-    with _runtime_extra():
+    with _runtime_extra("runtime.bench.run"):
         own = engine if manifest is None else launched_options(manifest, engine)
         if own is None:
             raise SystemExit(0)  # rank 0 has the report
@@ -276,10 +280,40 @@ def _triton_version() -> str:
     return str(triton.__version__)
 
 
-@contextmanager
-def _runtime_extra() -> Iterator[None]:
-    """Turn a missing package of the `runtime` extra into SD834."""
+def import_interruptibly(module: str) -> None:
+    """Import a module; a Ctrl-C meanwhile ends the command also where a package catches it.
+
+    Importing torch takes seconds, and for a part of them an interrupt is caught and forgotten.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before is not signal.default_int_handler:  # somebody else decides
+        importlib.import_module(module)
+        return
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
     try:
+        importlib.import_module(module)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _runtime_extra(module: str) -> Iterator[None]:
+    """Import what follows needs, and turn a missing package of the `runtime` extra into SD834."""
+    try:
+        import_interruptibly(module)
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

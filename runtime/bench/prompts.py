@@ -128,7 +128,7 @@ def read_prompts(
 
 
 def _read_prompts(path: Path, prompt_set: str | None, encoder: PromptEncoder) -> list[BenchPrompt]:
-    text = _read(path)
+    text = read_text(path)
     if not text.lstrip().startswith("{"):
         _refuse_set(path, prompt_set)
         return _nonempty(path, _plain(path, text, encoder))
@@ -150,7 +150,7 @@ def read_references(path: Path, reference_set: str | None) -> list[tuple[int, ..
         DiagnosticError: SD920, SD921.
     """
     try:
-        document = json.loads(_read(path))
+        document = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise _broken(f"{path.name}", f"the file is not JSON: {error}") from error
     if not isinstance(document, dict):
@@ -253,7 +253,12 @@ def _messages_of(record: object, where: str) -> list[dict[str, object]]:
     )
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file of prompts.
+
+    Raises:
+        DiagnosticError: SD920, it cannot be read or is no UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -36,7 +36,7 @@ from runtime.bench.drive import Outcome, Progress, RunPlace, run_arm
 from runtime.bench.environment import environment_of
 from runtime.bench.margin import top_two_after
 from runtime.bench.points import Point, points_of
-from runtime.bench.prompts import BenchPrompt, read_references
+from runtime.bench.prompts import BenchPrompt, read_references, read_text
 from runtime.bench.raw import (
     ArmName,
     ChoiceRecord,
@@ -85,6 +85,8 @@ def run_bench(
 ) -> RawBench:
     """Run a benchmark; see `runtime.main.bench`."""
     settings = replace(settings, ignore_eos=settings.ignore_eos or settings.prompts is None)
+    if settings.prompts is not None:
+        read_text(settings.prompts)  # a wrong name is told before a model is loaded
     references = None
     if settings.reference is not None:
         references = read_references(settings.reference, settings.reference_set)

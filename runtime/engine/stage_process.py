@@ -299,6 +299,7 @@ def main() -> int:
     parser.add_argument("--rank-timeout-s", type=float, required=True)
     given = parser.parse_args()
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("runtime.parallel.meeting").setLevel("WARNING")  # it is waited for as well
     launch = launch_of()
     assert launch is not None, "the last stage's process started this one"
     prepare_signals(launch)

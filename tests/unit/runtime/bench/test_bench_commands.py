@@ -181,6 +181,19 @@ def test_a_reference_that_differs_shows_the_margin_and_exits_0(
     assert "SD921" in capsys.readouterr().err
 
 
+def test_a_prompt_file_that_is_not_there_is_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "bench",
+        str(tmp_path / "absent.yaml"),
+        "--prompts",
+        str(tmp_path / "absent.jsonl"),
+    ]
+    assert run(arguments) == 1
+    assert "SD920" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("package", ["uvicorn", "fastapi"])
 def test_a_missing_package_is_a_code_with_the_command(
     tiny_pair: Path, monkeypatch: pytest.MonkeyPatch, package: str
