@@ -1,4 +1,4 @@
-"""Compare the tokenizers that came with a draft and with its target, token by token.
+"""Compare a draft with tokenizers: its own with its target's, and its mask token with the latter.
 
 Sizes say little: padded vocabularies differ for equal tokenizers, and equal ones may hold other
 tokens (vLLM issues 13849, 7252).
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from specctl.checks.places import fact_place
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.contract.file_names import TOKENIZER
+from specctl.draft import DraftCheckpoint
 
 
 def check_tokenizers(draft: Mapping[str, int], target: Mapping[str, int]) -> Iterator[Diagnostic]:
@@ -31,3 +33,21 @@ def check_tokenizers(draft: Mapping[str, int], target: Mapping[str, int]) -> Ite
             expected=repr(theirs[first])[:80],
             found=repr(ours[first])[:80],
         )
+
+
+def check_mask_token(draft: DraftCheckpoint, text: str) -> Iterator[Diagnostic]:
+    """Yield SD333 for a mask token that stands for text.
+
+    Args:
+        draft: a block draft.
+        text: the target's entry of its mask token.
+    """
+    token = draft.mask_token_id
+    yield diagnose(
+        "SD333",
+        where=fact_place(draft.origins, "draft.mask_token_id"),
+        message=f"the mask token is id {token}, which is the text {text[:40]!r} in the target's "
+        "tokenizer",
+        expected="a special token, or a row without a token",
+        found=token,
+    )

@@ -97,6 +97,16 @@ def token_ids(checkpoint: Checkpoint) -> Mapping[str, int] | None:
     }
 
 
+def text_token(checkpoint: Checkpoint, token: int) -> str | None:
+    """Return the entry of an id that stands for text, None for a special token or no entry."""
+    tokenizer = _decode(checkpoint, ReaderFindings())
+    if tokenizer is None or not isinstance(tokenizer.model.vocab, dict):
+        return None
+    if any(added.id == token for added in tokenizer.added_tokens):
+        return None
+    return next((text for text, number in tokenizer.model.vocab.items() if number == token), None)
+
+
 def target_ids(value: object) -> tuple[int, ...]:
     """Return a config's id or list of ids, without what is no id."""
     return tuple(item for item in _integers(value) if 0 <= item <= MAX_INTEGER)

@@ -152,6 +152,18 @@ def _of_tokenizers(draft: Checkpoint, target: Checkpoint) -> tuple[Diagnostic, .
     return () if ours is None or theirs is None else tuple(check_tokenizers(ours, theirs))
 
 
+def _of_mask_token(draft: DraftCheckpoint, target: Checkpoint) -> tuple[Diagnostic, ...]:
+    """Look the mask token of a block draft up in the target's tokenizer."""
+    token = draft.mask_token_id
+    if token is None or not draft.is_block or "mask_file" in draft.details:
+        return ()
+    from specctl.checks.tokenizers import check_mask_token  # tokenizers: for block drafts only
+    from specctl.formats.tokenizer import text_token
+
+    text = text_token(target, token)
+    return () if text is None else tuple(check_mask_token(draft, text))
+
+
 def fit(draft: Loaded, target: Loaded) -> Pair:
     """Return the pair; a source in the wrong role is SD201 and leaves the fit unchecked."""
     wrong = [*wrong_role(draft, "draft"), *wrong_role(target, "target")]
@@ -179,6 +191,7 @@ def refit(loaded: Loaded, target: Loaded, facts: DraftCheckpoint) -> Pair:
         *file_findings(loaded.checkpoint, completed),
         *checks.check_pair(completed, target.target),
         *_of_tokenizers(loaded.checkpoint, target.checkpoint),
+        *_of_mask_token(completed, target.checkpoint),
         *checks.check_inheritance(loaded.checkpoint.config or {}, target.checkpoint.config or {}),
     ]
     diagnostics = located(findings, loaded.source, target=target.source)

@@ -56,6 +56,16 @@ CODES: tuple[Code, ...] = (
         source="transformers 5.24 `LlamaConfig`, `Qwen3Config`",
     ),
     Code(
+        code="SD333",
+        slug="mask-token-is-text",
+        severity="warning",
+        summary="The mask token of a block draft stands for text in the target's tokenizer.",
+        why="Drafts are trained with a special token, or a row that no token has, in the slots "
+        "that they fill. Another one loads and shows as an accept length near 1: SmolLM2's DSpark "
+        "draft falls from 1.83 to 1.08 with the id beside its own.",
+        fix="State the `mask_token_id` of the training run. Nothing to do when it was this token",
+    ),
+    Code(
         code="SD416",
         slug="map-reaches-padding",
         severity="warning",

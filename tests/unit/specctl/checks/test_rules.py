@@ -72,6 +72,7 @@ RULES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         "the mask token has a row, or its vector a file",
         {
             "SD314": (f"{DSPARK}mask-outside", f"{DSPARK}mask-missing", "pard-mask-outside"),
+            "SD333": (f"{DSPARK}mask-text",),
             "SD322": ("zlab-dflash-mask-file-short", "zlab-dflash-mask-file-other"),
             "SD417": ("pard-numbers-mask-beside",),
             "SD529": ("pard-numbers-mask-row",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -260,3 +261,25 @@ def test_source_and_target_in_each_others_place_are_told(checkpoint: Named) -> N
         assert (finding.found, report.is_clean) == ("draft, speculators-eagle3", False)
         assert not any(item.diagnostics for item in report.results[1:])
     assert validate([target, draft], target=target).is_clean
+
+
+@pytest.mark.usefixtures("at_root")
+@pytest.mark.parametrize(
+    ("token", "is_told"),
+    [
+        (2, False),  # the special token that the draft was trained with
+        (4, True),  # the letter a
+        (63, True),
+    ],
+)
+def test_a_mask_token_that_stands_for_text_is_told(
+    token: int, is_told: bool, tmp_path: Path
+) -> None:
+    source = Path("fixtures/checkpoints/speculators-dspark-clean")
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "mask_token_id": token}))
+    weights = (source / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    report = validate([str(tmp_path)], target="fixtures/checkpoints/hf-llama-clean")
+    found = {d.code: d.severity for result in report.results for d in result.diagnostics}
+    assert found == ({"SD333": "warning"} if is_told else {})
