@@ -77,6 +77,9 @@ def _corpus(report: TokenMapReport) -> Iterator[str]:
         f"held out      {corpus.num_held_out_tokens:,} tokens in "
         f"{count_text(corpus.num_held_out_documents, 'document')}: {corpus.held_out}"
     )
+    for part in report.slices:
+        if part.kind == "outputs":
+            yield f"outputs       {part.num_tokens:,} tokens that the target wrote"
     weights = ", ".join(f"{name} x {weight}" for name, weight in corpus.weights.items())
     if weights:
         yield f"weights       {weights}"

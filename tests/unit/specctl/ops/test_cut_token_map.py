@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specctl.cli import app
+from specctl.cli.token_map_text import report_text
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.cut_token_map import CutOptions, cut_from_file, cut_token_map
 from specctl.ops.token_map_cost import CostOptions
@@ -116,6 +117,8 @@ def test_the_targets_own_outputs_decide(
     assert p + p * p == pytest.approx(0.7)
     assert report.cost.origins["acceptance"] == "benchmark, accept length 1.700"
     assert [s.name for s in report.slices] == ["all", "code", "prose", "outputs"]
+    text = report_text(report, width=100, color=False)
+    assert "outputs       4 tokens that the target wrote" in text
 
 
 def test_a_language_that_is_covered_badly_is_named(
