@@ -6,6 +6,7 @@ Needs torch, triton and pytest only.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pytest
@@ -21,7 +22,7 @@ from runtime.kernels.norm import RowNorm
 from runtime.kernels.round import finish_round_twin, prepare_round_twin
 from runtime.kv import KVLayer
 from runtime.spec.packing import row_tiles
-from tests.kernels.dense import dense_requests
+from tests.kernels.dense import DenseRequests, dense_requests
 from tests.kernels.ladder import adversarial, differing, paged_requests, plain, same_bits
 
 pytestmark = [
@@ -100,6 +101,21 @@ def test_a_prefill_s_rows_are_the_rows_of_a_decode(
     assert same_bits(together, single), differing(together, single)
 
 
+def check_launches(
+    dense: DenseRequests, launches: Sequence[Mapping[str, bool]], *, window: int | None
+) -> None:
+    """Check that launches with other options leave the bits of the first one."""
+    (first_layer, first), *others = [
+        dense.attend(partial(attention.launch_paged_attention, **options), window=window)
+        for options in launches
+    ]
+    assert bool(first.isfinite().all())
+    for layer, values in others:
+        assert same_bits(values, first)
+        assert same_bits(layer.k.nan_to_num(9.0), first_layer.k.nan_to_num(9.0))
+        assert same_bits(layer.v.nan_to_num(9.0), first_layer.v.nan_to_num(9.0))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("window", [None, 270])
 @pytest.mark.parametrize("width", [1, 5, 9])
@@ -116,15 +132,7 @@ def test_one_program_takes_all_segments_with_the_bits_of_many(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
         lengths=(width, 256, 258, 264, 511, 512, 513, 1_200, 40), dtype=dtype, device="cuda",
     )  # fmt: skip
-    found = [
-        dense.attend(partial(attention.launch_paged_attention, in_turn=choice), window=window)
-        for choice in (False, True)
-    ]
-    (split_layer, split), (layer, in_turn) = found
-    assert bool(split.isfinite().all())
-    assert same_bits(in_turn, split)
-    assert same_bits(layer.k.nan_to_num(9.0), split_layer.k.nan_to_num(9.0))
-    assert same_bits(layer.v.nan_to_num(9.0), split_layer.v.nan_to_num(9.0))
+    check_launches(dense, [{"in_turn": False}, {"in_turn": True}], window=window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -143,18 +151,11 @@ def test_two_segments_at_once_have_the_bits_of_many_programs(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
         lengths=(width, 256, 258, 261, 508, 512, 40), dtype=dtype, device="cuda",
     )  # fmt: skip
-    found = [
-        dense.attend(
-            partial(attention.launch_paged_attention, in_turn=in_turn, paired=paired), window=window
-        )
+    launches = [
+        {"in_turn": in_turn, "paired": paired}
         for in_turn, paired in ((False, False), (True, False), (True, True))
     ]
-    (split_layer, split), *others = found
-    assert bool(split.isfinite().all())
-    for layer, values in others:
-        assert same_bits(values, split)
-        assert same_bits(layer.k.nan_to_num(9.0), split_layer.k.nan_to_num(9.0))
-        assert same_bits(layer.v.nan_to_num(9.0), split_layer.v.nan_to_num(9.0))
+    check_launches(dense, launches, window=window)
 
 
 @pytest.mark.parametrize("num_requests", [1, 9, 33])

@@ -65,11 +65,6 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return _world(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("agreeing"))
-
-
 def _plain(world: World, requests: Sequence[RequestInput]) -> dict[str, tuple[int, ...]]:
     llm, _ = make_llm(world, is_eager=True, proposer="none")
     plain = [replace(request, num_speculative_tokens=None) for request in requests]

@@ -14,7 +14,7 @@ from runtime.engine.request import RequestInput
 from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import DiagnosticError
 from tests.engine_harness import World, make_world, prompt_of
-from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
+from tests.fake_graph import FakeGraph, ids_of, make_llm
 
 REQUESTS = tuple(
     RequestInput(
@@ -25,11 +25,6 @@ REQUESTS = tuple(
     )
     for index in range(8)
 )
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("pipeline"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from runtime.graphs.recorder import capture_what_fits
 from runtime.graphs.round import DeviceRound
 from runtime.graphs.state import RoundShape
 from tests.engine_harness import World, prompt_of
-from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
+from tests.fake_graph import FakeGraph, ids_of, make_llm
 
 HUGE = 10**6
 REQUESTS = tuple(
@@ -34,11 +34,6 @@ REQUESTS = tuple(
     )
     for index in range(8)
 )
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("reports"))
 
 
 @pytest.fixture(scope="module")

@@ -20,33 +20,19 @@ from runtime.graphs.round import DeviceRound
 from runtime.spec.chain import ChainProposer
 from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, make_world, prompt_of
-from tests.fake_graph import BUCKETS, FakeGraph, ids_of, make_agreeing_world, make_llm
+from tests.fake_graph import BUCKETS, FakeGraph, ids_of, make_llm
 from tests.prefill_cases import (
     GAMMA,
-    KINDS,
     PrefillCase,
     after_prefill,
     one_by_one,
     prefill_request,
-    prefill_world,
     prompts_of,
 )
 from tests.tiny_grammar import Grammar, parity
 from tests.tiny_last_state import last_state_world
 
 EDGES = (1, 7, 8, 9, 24, 25, 40)
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("prefill"))
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PrefillCase:
-    return PrefillCase(
-        request.param, prefill_world(tmp_path_factory.mktemp("kinds"), request.param)
-    )
 
 
 def test_a_prefill_leaves_what_the_eager_one_leaves(case: PrefillCase) -> None:

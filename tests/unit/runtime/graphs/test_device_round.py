@@ -18,7 +18,7 @@ from runtime.kv import KVLayer, KVPool
 from runtime.spec.chain import ChainProposer
 from runtime.spec.oracle import other_id
 from tests.engine_harness import KV_BLOCK_SIZE, World, kv_rows, make_world, prompt_of, reference_ids
-from tests.fake_graph import make_agreeing_world, make_llm, poison_padding
+from tests.fake_graph import make_llm, poison_padding
 
 GAMMA = 4
 MAX_LENGTH = 128
@@ -27,11 +27,6 @@ MAX_LENGTH = 128
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("round"))
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("agreeing"))
 
 
 def _copied(layers: Sequence[KVLayer]) -> tuple[KVLayer, ...]:

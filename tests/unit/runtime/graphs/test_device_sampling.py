@@ -18,7 +18,7 @@ from runtime.spec.noise import noise_rows
 from runtime.spec.sampling import TokenCounts, noise_key, process_logits
 from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, prompt_of
-from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
+from tests.fake_graph import FakeGraph, ids_of, make_llm
 from tests.tiny_manifest import CPU
 from tests.unit.runtime.spec.stub_model import choose_with, gumbel
 
@@ -39,11 +39,6 @@ GENERAL = {
     "greedy bias": SamplingParams(logit_bias=((3, 1.0),)),
     "logprobs": SamplingParams(num_logprobs=0),
 }
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("sampling"))
 
 
 def requests(*kinds: str, max_tokens: int = 20) -> list[RequestInput]:

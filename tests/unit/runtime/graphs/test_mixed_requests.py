@@ -10,7 +10,7 @@ import pytest
 from runtime.engine.request import RequestInput
 from runtime.spec.types import SamplingParams
 from tests.engine_harness import World, prompt_of
-from tests.fake_graph import ids_of, make_agreeing_world, make_llm
+from tests.fake_graph import ids_of, make_llm
 
 GAMMA = 8
 KINDS = {
@@ -28,11 +28,6 @@ KINDS = {
     "logprobs": SamplingParams(temperature=0.9, num_logprobs=20, seed=10),
     "min tokens": SamplingParams(temperature=0.9, min_tokens=6, seed=11),
 }
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("mixed"))
 
 
 def requests() -> list[RequestInput]:

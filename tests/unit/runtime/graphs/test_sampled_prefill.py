@@ -10,33 +10,19 @@ from runtime.engine.request import RequestInput
 from runtime.graphs.slot_sampling import SamplingState
 from runtime.spec.types import SamplingParams
 from tests.engine_harness import World
-from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world
+from tests.fake_graph import FakeGraph, ids_of
 from tests.prefill_cases import (
     FILTERED,
-    KINDS,
     SAMPLED,
     PrefillCase,
     check_one_prefill,
     crowd,
-    prefill_world,
     prompts_of,
 )
 
 GREEDY = SamplingParams()
 LAWS = (SAMPLED, GREEDY, FILTERED)
 PACKED = (24, 96)  # rows of prefills of up to 1 and 6 prompts
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("prefill"))
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PrefillCase:
-    return PrefillCase(
-        request.param, prefill_world(tmp_path_factory.mktemp("kinds"), request.param)
-    )
 
 
 def _mixed(count: int, laws: tuple[SamplingParams, ...] = LAWS) -> list[RequestInput]:

@@ -11,29 +11,14 @@ from runtime.engine import prefills
 from runtime.engine.prefill_costs import PrefillCosts, PrefillGroup, graph_groups
 from runtime.graphs.prefill import PrefillShape, first_rows
 from tests.engine_harness import World
-from tests.fake_graph import ids_of, make_agreeing_world
+from tests.fake_graph import ids_of
 from tests.prefill_cases import (
-    KINDS,
     PrefillCase,
     check_one_prefill,
     crowd,
     prefill_request,
-    prefill_world,
     prompts_of,
 )
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("prefill"))
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PrefillCase:
-    return PrefillCase(
-        request.param, prefill_world(tmp_path_factory.mktemp("kinds"), request.param)
-    )
-
 
 PACKED = (24, 48, 96, 160)  # rows of prefills of up to 1, 3, 6 and 8 prompts
 

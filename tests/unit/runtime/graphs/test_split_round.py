@@ -24,7 +24,7 @@ from runtime.spec.oracle import OracleScript
 from runtime.spec.types import SamplingParams
 from specctl.contract.diagnostics import DiagnosticError
 from tests.engine_harness import World, prompt_of, reference_ids
-from tests.fake_graph import FakeGraph, ids_of, make_agreeing_world, make_llm
+from tests.fake_graph import FakeGraph, ids_of, make_llm
 from tests.tiny import EOS_ID
 from tests.tiny_grammar import (
     Grammar,
@@ -50,11 +50,6 @@ MIXED: tuple[tuple[Rule | None, SamplingParams], ...] = (
     (None, FILTERED),
     (parity, DRAWN),
 )
-
-
-@pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_agreeing_world(tmp_path_factory.mktemp("split"))
 
 
 @pytest.fixture(scope="module")
