@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
-from runtime.disagg.early import EarlySender, Ready, mark
+from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import Frame, Offer, Prefill, keep_tensor, pack_tensor
 from runtime.disagg.handshake import FirstProposal, Hello, Layout
 from runtime.disagg.listen import Arrived, PeerEvent, Said
@@ -26,6 +26,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.prefill_jobs import PrefillParts
 from runtime.engine.prefill_role import PrefillEngine
 from runtime.engine.request import RequestDelta, RequestInput
+from runtime.graphs.marks import Ready, mark
 from runtime.spec.oracle import OracleScript
 from runtime.spec.types import Proposer
 from tests.engine_harness import KV_BLOCK_SIZE, Answer, World, join_deltas, reference_ids

@@ -13,7 +13,7 @@ import torch
 
 from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, resolve_config
 from runtime.disagg.agreement import RankAgreement
-from runtime.disagg.early import EarlySender, mark
+from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import Frame, Offer, Prefilled
 from runtime.disagg.handshake import Hello, Layout
 from runtime.disagg.listen import Arrived, Said
@@ -28,6 +28,7 @@ from runtime.engine.prefill_jobs import PrefillParts
 from runtime.engine.prefill_role import PrefillEngine
 from runtime.engine.request import RequestInput
 from runtime.engine.stages import StageLine, StageWorker
+from runtime.graphs.marks import mark
 from runtime.kv import KVLayer
 from runtime.loading import load_models
 from runtime.parallel.ranks import Ranks, ThreadExchange

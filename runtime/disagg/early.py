@@ -14,42 +14,13 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from runtime.disagg.failures import not_written
 from runtime.disagg.transport import BlockMove, Link
+from runtime.graphs.marks import Ready
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
-
-
-class Ready(Protocol):
-    """Marks the end of work that was launched."""
-
-    def synchronize(self) -> None:
-        """Block until that work is done."""
-
-    def wait(self) -> None:
-        """Let what the current stream gets from now on come after that work."""
-
-
-class AtOnce:
-    """For work that is done when its call returns: a CPU's."""
-
-    def synchronize(self) -> None:
-        """Return."""
-
-    def wait(self) -> None:
-        """Return."""
-
-
-def mark(device: torch.device) -> Ready:
-    """Return what marks the end of everything launched on a device's current stream so far."""
-    if device.type != "cuda":
-        return AtOnce()
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 class Outcome:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.disagg.early import EarlySender, Outcome, Ready
+from runtime.disagg.early import EarlySender, Outcome
 from runtime.disagg.failures import not_written
 from runtime.disagg.reshard import HeadMove, Side
 from runtime.disagg.transport import BlockMove, Link
+from runtime.graphs.marks import Ready
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 

@@ -20,11 +20,12 @@ from typing import Protocol, TypeAlias
 import msgspec
 import torch
 
-from runtime.disagg.early import EarlySender, Ready, mark
+from runtime.disagg.early import EarlySender
 from runtime.disagg.failures import not_written
 from runtime.disagg.frames import Prefill
 from runtime.disagg.listen import Arrived
 from runtime.disagg.outbox import Chunk, Route, Transfer, send_chunks
+from runtime.graphs.marks import Ready, mark
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from runtime.disagg.agreement import Agreement, Alone, Ended
-from runtime.disagg.early import EarlySender, Ready, mark
+from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import (
     Abort,
     Failed,
@@ -40,6 +40,7 @@ from runtime.engine.prefill_jobs import PrefillJob, PrefillParts
 from runtime.engine.request import Admission, Request, RequestDelta, RequestInput
 from runtime.engine.stats import EngineStats
 from runtime.engine.until_lost import is_rank_fault
+from runtime.graphs.marks import Ready, mark
 from runtime.parallel.messages import SlotNews
 from runtime.spec.types import TokenLogprobs
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from runtime.disagg.early import EarlySender, mark
+from runtime.disagg.early import EarlySender
 from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.transport import BlockMove, Link
+from runtime.graphs.marks import mark
 from runtime.kv import KVLayer
 
 pytestmark = pytest.mark.gpu

@@ -8,10 +8,11 @@ import time
 import pytest
 import torch
 
-from runtime.disagg.early import AtOnce, EarlySender, mark
+from runtime.disagg.early import EarlySender
 from runtime.disagg.failures import carrier_failed
 from runtime.disagg.memory import MemoryTransport
 from runtime.disagg.transport import BlockMove, Link
+from runtime.graphs.marks import NoMark, mark
 from runtime.kv import KVLayer
 from specctl.contract.diagnostics import DiagnosticError
 
@@ -175,7 +176,7 @@ def test_a_failed_link_says_why_and_others_go_on(at: int, found: str, is_ordered
     sender = EarlySender()
     for index in range(3):
         for link in (bad, good):
-            sender.send(link, (layer_move(index),), ready=AtOnce())
+            sender.send(link, (layer_move(index),), ready=NoMark())
     broken, whole = sender.end(bad, timeout_s=1.0), sender.end(good, timeout_s=1.0)
     assert broken.wait(20)
     assert whole.wait(20)
@@ -192,4 +193,4 @@ def test_a_failed_link_says_why_and_others_go_on(at: int, found: str, is_ordered
 
 
 def test_a_cpu_is_done_when_a_call_returns() -> None:
-    assert isinstance(mark(torch.device("cpu")), AtOnce)
+    assert isinstance(mark(torch.device("cpu")), NoMark)
