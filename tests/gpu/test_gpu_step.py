@@ -6,7 +6,7 @@ Needs torch, triton and pytest only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -102,13 +102,10 @@ def test_a_prefill_s_rows_are_the_rows_of_a_decode(
 
 
 def check_launches(
-    dense: DenseRequests, launches: Sequence[Mapping[str, bool]], *, window: int | None
+    dense: DenseRequests, launches: Sequence[Callable[..., torch.Tensor]], *, window: int | None
 ) -> None:
     """Check that launches with other options leave the bits of the first one."""
-    (first_layer, first), *others = [
-        dense.attend(partial(attention.launch_paged_attention, **options), window=window)
-        for options in launches
-    ]
+    (first_layer, first), *others = [dense.attend(launch, window=window) for launch in launches]
     assert bool(first.isfinite().all())
     for layer, values in others:
         assert same_bits(values, first)
@@ -132,7 +129,10 @@ def test_one_program_takes_all_segments_with_the_bits_of_many(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
         lengths=(width, 256, 258, 264, 511, 512, 513, 1_200, 40), dtype=dtype, device="cuda",
     )  # fmt: skip
-    check_launches(dense, [{"in_turn": False}, {"in_turn": True}], window=window)
+    launch = attention.launch_paged_attention
+    check_launches(
+        dense, [partial(launch, in_turn=choice) for choice in (False, True)], window=window
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -151,8 +151,9 @@ def test_two_segments_at_once_have_the_bits_of_many_programs(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
         lengths=(width, 256, 258, 261, 508, 512, 40), dtype=dtype, device="cuda",
     )  # fmt: skip
+    launch = attention.launch_paged_attention
     launches = [
-        {"in_turn": in_turn, "paired": paired}
+        partial(launch, in_turn=in_turn, paired=paired)
         for in_turn, paired in ((False, False), (True, False), (True, True))
     ]
     check_launches(dense, launches, window=window)
