@@ -28,11 +28,19 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("params", "is_captured"),
+    [
+        (SamplingParams(), True),
+        (SamplingParams(temperature=0.7, seed=3), True),
+        (SamplingParams(repetition_penalty=1.2), False),
+    ],
+    ids=["greedy", "sampled", "penalty"],
+)
 def test_a_prefill_ends_before_the_first_round_starts(
-    tmp_path: Path, script: ModuleType, temperature: float
+    tmp_path: Path, script: ModuleType, params: SamplingParams, is_captured: bool
 ) -> None:
-    """Prefills of greedy requests are captured, those of others are eager."""
+    """Prefills of requests with penalties are eager."""
     llm, (graph,) = make_llm(
         make_agreeing_world(tmp_path), proposer="eagle3", num_speculative_tokens=3
     )
@@ -42,12 +50,12 @@ def test_a_prefill_ends_before_the_first_round_starts(
     request = RequestInput(
         request_id="a",
         prompt_ids_target=prompt_of(1, 9),
-        params=SamplingParams(temperature=temperature, seed=3),
+        params=params,
         max_tokens=9,
         ignore_eos=True,
     )
     llm.generate([request])
-    assert bool(graph.prefills) == (temperature == 0.0)
+    assert bool(graph.prefills) == is_captured
     assert marks.prefilled is not None
     assert marks.decoding is not None
     assert marks.base.host_s < marks.prefilled.host_s < marks.decoding.host_s
