@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.disagg.frames import Abort, Failed, Frame, Prefill, Prefilled, Released, unreachable
@@ -233,8 +233,13 @@ ACTIONS = st.lists(
 )
 
 
+A_SECOND_LOSS = [("ask", "a", 0), ("up", "b", 0), ("down", "b", 0), ("up", "b", 0), ("cut", "b", 0)]
+
+
 @settings(max_examples=150, deadline=None)
 @given(actions=ACTIONS)
+@example(actions=[*A_SECOND_LOSS, ("up", "a", 0), ("wait", "a", 0)])
+@example(actions=[*A_SECOND_LOSS[:3], ("abort", "b", 0), *A_SECOND_LOSS[3:], ("wait", "a", 0)])
 def test_any_order_of_events_gives_each_request_one_outcome_and_one_writer(
     actions: list[tuple[str, str, int]],
 ) -> None:
@@ -278,7 +283,7 @@ class World:
             self.bench.down(peer, may_write=may_write)
             end = self.bench.now + LIMITS.fence_after(may_write=may_write)
             for writers in self.writers.values():
-                if peer in writers:
+                if writers.get(peer) == float("inf"):  # asked over this connection, no earlier one
                     writers[peer] = end
 
     def cut(self, peer: str, request_id: str) -> None:
