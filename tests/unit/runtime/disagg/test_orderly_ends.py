@@ -9,11 +9,12 @@ from typing import cast
 
 import pytest
 
-from runtime.disagg.early import AtOnce, EarlySender
+from runtime.disagg.early import EarlySender
 from runtime.disagg.frames import Connection, Frame, Leaving
 from runtime.disagg.listen import Arrived, DecodePeers, Left, Said
 from runtime.disagg.peers import PrefillPeers
 from runtime.disagg.transport import BlockMove
+from runtime.graphs.marks import NoMark
 from runtime.server.roles import PrefillRole
 from tests.unit.runtime.disagg.test_peers import (
     LIMITS,
@@ -114,7 +115,7 @@ def test_a_prefill_server_that_lost_a_rank_ends_its_writes_before_its_lines() ->
     with prefill_side() as ours, decode_side(address(ours)) as theirs:
         until(lambda: ready(theirs) and ready(ours))
         link, sender = HeldLink(), EarlySender()
-        sender.send(link, (move,), ready=AtOnce())
+        sender.send(link, (move,), ready=NoMark())
         assert link.has_begun.wait(WAIT_S)
         role = cast("PrefillRole", SimpleNamespace(_sender=sender, peers=ours.peers))
         ending = threading.Thread(target=PrefillRole._end, args=(role,))
