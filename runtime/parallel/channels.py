@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from runtime.parallel.hand_off import HandOff, unreachable_memory
 from runtime.parallel.lost import lost_as_diagnostic
 from runtime.parallel.packing import Described
+from runtime.parallel.sends import Sends
 from specctl.contract.diagnostics import DiagnosticError, diagnose
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class DistributedChannel:
         self._peer = peer
         self._device = device
         self._hand_off = hand_off
-        self._under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sends = Sends(group, peer)
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Send a header and each tensor; see `Channel.send`."""
@@ -109,8 +109,7 @@ class DistributedChannel:
         """Wait until the peer has taken everything; see `Channel.flush`."""
         if self._hand_off is not None:
             self._hand_off.flush()
-        with lost_as_diagnostic():
-            self._settle(0)
+        self._sends.settle(0)
 
     def receive(self) -> tuple[torch.Tensor, ...]:
         """Return the next message; see `Channel.receive`."""
@@ -136,12 +135,9 @@ class DistributedChannel:
             parts += [_copy(tensor) for tensor in tensors if tensor.numel()]
         elif note:
             parts.append(torch.frombuffer(bytearray(note), dtype=torch.uint8))
-        with lost_as_diagnostic():
-            for part in parts:
-                work = dist.isend(part, self._peer, group=self._group)
-                assert work is not None, "a sender is in its group"
-                self._under_way.append((work, part))  # the copy lives until it has left
-            self._settle(_MAX_UNDER_WAY)
+        for part in parts:
+            self._sends.start(part)
+        self._sends.settle(_MAX_UNDER_WAY)
 
     def _receive_all(self, described: Sequence[Described]) -> list[torch.Tensor]:
         tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in described]
@@ -150,15 +146,6 @@ class DistributedChannel:
                 if tensor.numel():
                     dist.recv(tensor, self._peer, group=self._group)
         return tensors
-
-    def _settle(self, num_left: int) -> None:
-        """Forget what has left, and wait while more than `num_left` parts have not."""
-        while self._under_way:
-            work, _ = self._under_way[0]
-            if len(self._under_way) <= num_left and not work.is_completed():
-                return
-            work.wait()
-            self._under_way.popleft()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

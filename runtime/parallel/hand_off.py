@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from runtime.parallel.lost import first_line, lost_as_diagnostic, lost_peer
 from runtime.parallel.packing import Described, described, packed_bytes, views_of
+from runtime.parallel.sends import Sends
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 RING_SIZE = 4
@@ -196,7 +197,7 @@ class RingHandOff:
         self._slots: dict[int, Slot] = {}
         self._num_messages = 0
         self._num_answers = 0
-        self._under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._answers = Sends(group, peer, tag=_ANSWER_TAG)
 
     @torch.inference_mode()
     def prepare(self, tensors: Sequence[torch.Tensor]) -> bytes:
@@ -233,7 +234,7 @@ class RingHandOff:
                 if self._num_messages:
                     raise DiagnosticError(lost_peer(first_line(error))) from error
                 self._answer(_REFUSED)
-                self._settle(0)  # both ends now forget this way, and with it what has not left
+                self._answers.settle(0)  # both ends now let go of this way
                 return None
         slot = self._slots[index]
         slot.wait_written()
@@ -256,22 +257,8 @@ class RingHandOff:
         return answer.item() == _TAKEN
 
     def _answer(self, value: int) -> None:
-        number = torch.tensor([value])
-        with lost_as_diagnostic():
-            work = dist.isend(number, self._peer, group=self._group, tag=_ANSWER_TAG)
-            assert work is not None, "a sender is in its group"
-            self._under_way.append((work, number))  # what is let go before it left never leaves
-        self._settle(RING_SIZE)
-
-    def _settle(self, num_left: int) -> None:
-        """Forget answers that have left, and wait while more than `num_left` have not."""
-        with lost_as_diagnostic():
-            while self._under_way:
-                work, _ = self._under_way[0]
-                if len(self._under_way) <= num_left and not work.is_completed():
-                    return
-                work.wait()
-                self._under_way.popleft()
+        self._answers.start(torch.tensor([value]))
+        self._answers.settle(RING_SIZE)
 
 
 def unreachable_memory() -> Diagnostic:
