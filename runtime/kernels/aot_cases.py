@@ -178,7 +178,6 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
             "NORMED": is_fused and model.has_qk_norm,
             "SINGLE": is_single,
             "IN_TURN": False,
-            "PAIRED": False,
             "OVERLAP": 2 * (is_fused and arch >= 90),
         }
         case = _case(
@@ -196,9 +195,6 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
         in_turn = tuple((name, value or name == "IN_TURN") for name, value in case.constants)
         for num_warps in (attention.SEGMENT_WARPS, attention.CROWDED_WARPS):
             yield replace(case, constants=in_turn, num_warps=num_warps, is_hot=False)
-        if is_fused and attention.holds_two(constants):
-            paired = tuple((name, value or name == "PAIRED") for name, value in in_turn)
-            yield replace(case, constants=paired, is_hot=False)
 
 
 def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:

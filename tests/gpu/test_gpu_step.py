@@ -135,30 +135,6 @@ def test_one_program_takes_all_segments_with_the_bits_of_many(
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("window", [None, 240])
-@pytest.mark.parametrize("width", [1, 5])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 2, 16)])
-def test_two_segments_at_once_have_the_bits_of_many_programs(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    width: int,
-    window: int | None,
-    dtype: torch.dtype,
-) -> None:
-    dense = dense_requests(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
-        lengths=(width, 256, 258, 261, 508, 512, 40), dtype=dtype, device="cuda",
-    )  # fmt: skip
-    launch = attention.launch_paged_attention
-    launches = [
-        partial(launch, in_turn=in_turn, paired=paired)
-        for in_turn, paired in ((False, False), (True, False), (True, True))
-    ]
-    check_launches(dense, launches, window=window)
-
-
 @pytest.mark.parametrize("num_requests", [1, 9, 33])
 @pytest.mark.parametrize("width", [1, 5, 9])
 def test_the_ends_of_a_round_equal_their_twins(num_requests: int, width: int) -> None:

@@ -137,30 +137,6 @@ def test_one_program_takes_all_segments_with_the_bits_of_many(
     assert same_bits(layer.v.nan_to_num(9.0), other.v.nan_to_num(9.0))
 
 
-@pytest.mark.parametrize("window", [None, 240])
-@pytest.mark.parametrize("width", [1, 5])
-def test_two_segments_at_once_have_the_bits_of_one_after_the_other(
-    width: int, window: int | None
-) -> None:
-    dense = dense_requests(
-        num_heads=4, num_kv_heads=2, head_dim=16, width=width,
-        lengths=(width, 256, 258, 261, 508, 512), dtype=torch.float32,
-    )  # fmt: skip
-    assert attention.holds_two(attention.segment_constants(4, 2, 16, 16, width, 4)), (
-        "nothing is paired"
-    )
-    paired, in_turn = (
-        partial(attention.launch_paged_attention, in_turn=True, paired=choice)
-        for choice in (True, False)
-    )
-    layer, found = dense.attend(paired, window=window)
-    other, expected = dense.attend(in_turn, window=window)
-    assert same_bits(found, expected)
-    assert bool(found.isfinite().all())
-    assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))
-    assert same_bits(layer.v.nan_to_num(9.0), other.v.nan_to_num(9.0))
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "width"), [(6, 2, 24, 1), (4, 1, 32, 5)]

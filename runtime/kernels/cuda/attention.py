@@ -13,7 +13,6 @@ of each request of a dense batch, T table positions, U row tiles, N packed rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +48,6 @@ _NEARLY_ALL = 32  # one multiprocessor in so many may stay without rows
 _PARTIAL_BYTES = 1 << 28
 _NO_WINDOW = 1 << 30  # keys; no position leaves it, so both cases share one binary
 _MOST_PACKED = 64  # query heads times rows in one product
-_MOST_PAIRED = 16  # of them where keys of two segments are held in registers
 
 
 @triton.jit
@@ -80,7 +78,7 @@ def attention_segment_kernel(
     WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_P: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
-    SINGLE: tl.constexpr, IN_TURN: tl.constexpr, PAIRED: tl.constexpr, OVERLAP: tl.constexpr,
+    SINGLE: tl.constexpr, IN_TURN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted values [M, H, P] for the rows and query heads of a program.
 
@@ -133,13 +131,13 @@ def attention_segment_kernel(
             cos_sin_ptr + new_keys[:, None] * HEAD_DIM + lanes,
             tl.load(slots_ptr + new_rows, mask=is_mine, other=0),
             k_pool_ptr, v_pool_ptr, table_row,
-            begin, end, least_key, last_key, tl.min(new_keys, axis=0) if FUSED else 2147483647,
+            begin, end, least_key, tl.min(new_keys, axis=0) if FUSED else 2147483647,
             limits, first_keys, kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
-            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE == SEGMENT_KEYS, PAIRED, TILE, BLOCK_M, BLOCK_W,
+            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE == SEGMENT_KEYS, TILE, BLOCK_M, BLOCK_W,
             BLOCK_HALF, BLOCK_P, FUSED, NORMED, OVERLAP,
         )  # fmt: skip
         is_whole = True
-        if IN_TURN and not PAIRED:
+        if IN_TURN:
             for later in range(first_segment + 1, last_key // SEGMENT_KEYS + 1):
                 part_maximum, part_total, part_values = attend_stored(
                     q_low, q_high, k_pool_ptr, v_pool_ptr, table_row, later * SEGMENT_KEYS,
@@ -151,7 +149,7 @@ def attention_segment_kernel(
                     maximum, total, values, part_maximum, part_total, part_values, later,
                     first_keys // SEGMENT_KEYS, limits // SEGMENT_KEYS, BLOCK_M, BLOCK_P,
                 )  # fmt: skip
-        elif not SINGLE and not PAIRED:
+        elif not SINGLE:
             is_whole, total, values = join_segments(
                 maximum, total, values, values_ptr, maximum_ptr, total_ptr,
                 arrivals_ptr + local_tile * KV_HEADS + kv_head,
@@ -188,12 +186,11 @@ def launch_paged_attention(
     overlap: bool | None = None,
     segment: int = SEGMENT,
     in_turn: bool | None = None,
-    paired: bool | None = None,
 ) -> torch.Tensor:
     """Launch `paged_attention`, or with `new` the fused `attend_new_rows` of a dense batch.
 
-    `overlap`, `in_turn` and `paired` replace what is chosen (tests, tuning). Another `segment`, a
-    power of two, sums in another order (benchmarks only).
+    `overlap` and `in_turn` replace what is chosen (tests, tuning). Another `segment`, a power of
+    two, sums in another order (benchmarks only).
     """
     is_whole = layer.k.is_contiguous() and layer.v.is_contiguous()
     assert is_whole, "each pool is one block of memory"
@@ -211,14 +208,9 @@ def launch_paged_attention(
     groups = tiles.shape[0] if tiles is not None else q_MHP.shape[0] // width
     num_tiles = groups * constants["PARTS"]
     num_segments = ceil_div(batch.max_length, segment)
-    num_programs = num_tiles * num_kv_heads
     if in_turn is None:
-        in_turn = goes_in_turn(q_MHP.device, num_programs, num_segments, width)
+        in_turn = num_segments > 1 and rows_fill(q_MHP.device, num_tiles * num_kv_heads)
     num_parts = 1 if in_turn else num_segments
-    if paired is None:
-        paired = segment_warps(q_MHP.device, num_programs) == SEGMENT_WARPS
-    may_pair = new is not None and num_segments == 2 and holds_two(constants)
-    constants |= {"PAIRED": paired and in_turn and may_pair}
     out = torch.empty_like(q_MHP, memory_format=torch.contiguous_format)
     # Chunks bound the partials of a long prefill; tiles are independent, so cuts change no bits.
     tile_bytes = num_kv_heads * num_parts * constants["BLOCK_M"] * constants["BLOCK_P"] * 4
@@ -310,35 +302,19 @@ def _arrivals(batch: PreparedBatch, count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int32, device=batch.positions_N.device)
 
 
-def goes_in_turn(device: torch.device, num_programs: int, num_segments: int, width: int) -> bool:
-    """Whether a program takes all segments of its rows; bits do not depend on it.
+def rows_fill(device: torch.device, num_programs: int) -> bool:
+    """Whether so many programs (row tiles times key heads) leave next to no multiprocessor free.
 
-    It spares the parts their way through memory, and costs the time of one segment after another:
-    measured on an H200, always worth it where the rows alone fill the multiprocessors.
-
-    Args:
-        device: of the launch.
-        num_programs: row tiles times key heads.
-        num_segments: of the longest request.
-        width: rows of each request.
+    Measured on an H200: where they do, a program takes all segments of its rows, which spares the
+    parts their way through memory; elsewhere segments in programs of their own take less time.
     """
     count = num_sms(device_arch(device))
-    if num_programs * _NEARLY_ALL >= count * (_NEARLY_ALL - 1):
-        return num_segments > 1
-    return num_segments == 2 and width == 1 and 2 * num_programs > count
-
-
-def holds_two(constants: Mapping[str, int]) -> bool:
-    """Whether a program of SEGMENT_WARPS holds the keys of two segments in its registers."""
-    is_whole = constants["TILE"] == constants["SEGMENT_KEYS"]
-    return is_whole and constants["HEAD_DIM"] <= 64 and constants["BLOCK_M"] <= _MOST_PAIRED
+    return num_programs * _NEARLY_ALL >= count * (_NEARLY_ALL - 1)
 
 
 def segment_warps(device: torch.device, num_programs: int) -> int:
     """Return the warps of a program; bits do not depend on them."""
-    count = num_sms(device_arch(device))
-    is_crowded = num_programs * _NEARLY_ALL >= count * (_NEARLY_ALL - 1)
-    return CROWDED_WARPS if is_crowded else SEGMENT_WARPS
+    return CROWDED_WARPS if rows_fill(device, num_programs) else SEGMENT_WARPS
 
 
 def segment_constants(

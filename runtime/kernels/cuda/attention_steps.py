@@ -102,101 +102,20 @@ def attend_keys(
 
 
 @triton.jit
-def wait_for_rows(OVERLAP: tl.constexpr):
-    """Wait for the kernel that makes the rows; then the next one may start."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def enter_rows(
-    q_rows, q_mask, q_angles, k_rows, v_rows, k_mask, k_angles, new_slots, k_pool_ptr, v_pool_ptr,
-    kv_head, q_norm_ptr, k_norm_ptr, norm_eps,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_HALF: tl.constexpr, NORMED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Wait for the rows, write their keys and values to the pool, and return rotated queries."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    q_cos = tl.load(q_angles, mask=q_mask, other=0.0)
-    q_sin = tl.load(q_angles + HALF, mask=q_mask, other=0.0)
-    k_cos = tl.load(k_angles, mask=k_mask, other=0.0)
-    k_sin = tl.load(k_angles + HALF, mask=k_mask, other=0.0)
-    if NORMED:
-        lanes = tl.arange(0, BLOCK_HALF)[None, :]
-        q_weight = tl.load(q_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
-        q_weight_high = tl.load(q_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
-        k_weight = tl.load(k_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
-        k_weight_high = tl.load(k_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
-    wait_for_rows(OVERLAP)
-    # Issued before the queries, which pass through shared memory at once.
-    new_low = tl.load(k_rows, mask=k_mask, other=0.0)
-    new_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
-    v_low = tl.load(v_rows, mask=k_mask, other=0.0)
-    v_high = tl.load(v_rows + HALF, mask=k_mask, other=0.0)
-    q_low = tl.load(q_rows, mask=q_mask, other=0.0)
-    q_high = tl.load(q_rows + HALF, mask=q_mask, other=0.0)
-    if NORMED:
-        new_low, new_high = norm_heads(
-            new_low, new_high, k_weight, k_weight_high, norm_eps, BLOCK_W, BLOCK_HALF, HEAD_DIM
-        )
-        q_low, q_high = norm_heads(
-            q_low, q_high, q_weight, q_weight_high, norm_eps, BLOCK_M, BLOCK_HALF, HEAD_DIM
-        )
-    store_new_keys(
-        new_low, new_high, v_low, v_high, k_cos, k_sin, k_pool_ptr, v_pool_ptr, new_slots, k_mask,
-        kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, BLOCK_HALF,
-    )  # fmt: skip
-    first, second = q_low.to(tl.float32), q_high.to(tl.float32)
-    q_low = rotate_low(first, second, q_cos, q_sin).to(q_low.dtype)
-    q_high = rotate_high(first, second, q_cos, q_sin).to(q_high.dtype)
-    tl.debug_barrier()  # the program reads back the keys that its threads stored
-    return q_low, q_high
-
-
-@triton.jit
-def attend_later(
-    maximum, total, values, q_low, q_high, k_low, k_high, v, k_pool_ptr, v_pool_ptr, places, keys,
-    segment, last_key, first_new_key, limits, first_keys, scale_log2,
-    HEAD_DIM: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    """Fold a segment whose older keys are loaded into the one before it, if it has keys."""
-    if segment * TILE <= last_key:
-        k_low, k_high, v = load_keys(
-            k_pool_ptr, v_pool_ptr, places, (keys <= last_key) & (keys >= first_new_key),
-            k_low, k_high, v, HEAD_DIM, BLOCK_HALF, BLOCK_P,
-        )  # fmt: skip
-        part_maximum, part_total, part_values = attend_keys(
-            tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32),
-            tl.zeros((BLOCK_M, 16), dtype=tl.float32),
-            tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32),
-            q_low, q_high, k_low, k_high, v, keys, limits, first_keys, scale_log2, TILE,
-        )  # fmt: skip
-        maximum, total, values = fold_segment(
-            maximum, total, values, part_maximum, tl.max(part_total, axis=1), part_values, segment,
-            first_keys // TILE, limits // TILE, BLOCK_M, BLOCK_P,
-        )  # fmt: skip
-    return maximum, total, values
-
-
-@triton.jit
 def attend_segment(
     q_rows, q_mask, q_angles, k_rows, v_rows, k_mask, k_angles, new_slots,
-    k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, last_key, first_new_key, limits,
-    first_keys, kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
+    k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, first_new_key, limits, first_keys,
+    kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    WHOLE: tl.constexpr, PAIRED: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_W: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr, FUSED: tl.constexpr,
-    NORMED: tl.constexpr, OVERLAP: tl.constexpr,
+    WHOLE: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Run the online softmax over begin..end: maximum, total, values of each row, its query.
 
-    Where one step holds a segment (WHOLE), its older keys are on their way before the wait. PAIRED
-    (fused only), those of the next segment are, too, and both are folded.
+    Where one step holds a segment (WHOLE), its older keys are on their way before the wait.
     """
+    HALF: tl.constexpr = HEAD_DIM // 2
     k_low = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
     k_high = k_low
     v = tl.zeros((TILE, BLOCK_P), dtype=v_pool_ptr.dtype.element_ty)
@@ -208,28 +127,44 @@ def attend_segment(
             k_pool_ptr, v_pool_ptr, places, is_key & (keys < first_new_key), k_low, k_high, v,
             HEAD_DIM, BLOCK_HALF, BLOCK_P,
         )  # fmt: skip
-    if PAIRED:
-        later_keys = (begin // TILE + 1) * TILE + tl.arange(0, TILE)
-        later_places = key_places(
-            table_row, later_keys, later_keys <= last_key, kv_head, KV_HEADS, KV_BLOCK_SIZE
-        )
-        no_k = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
-        no_v = tl.zeros((TILE, BLOCK_P), dtype=v_pool_ptr.dtype.element_ty)
-        later_low, later_high, later_v = load_keys(
-            k_pool_ptr, v_pool_ptr, later_places,
-            (later_keys <= last_key) & (later_keys < first_new_key), no_k, no_k, no_v,
-            HEAD_DIM, BLOCK_HALF, BLOCK_P,
-        )  # fmt: skip
     if FUSED:
-        q_low, q_high = enter_rows(
-            q_rows, q_mask, q_angles, k_rows, v_rows, k_mask, k_angles, new_slots, k_pool_ptr,
-            v_pool_ptr, kv_head, q_norm_ptr, k_norm_ptr, norm_eps, KV_HEADS, HEAD_DIM,
-            KV_BLOCK_SIZE, BLOCK_M, BLOCK_W, BLOCK_HALF, NORMED, OVERLAP,
+        q_cos = tl.load(q_angles, mask=q_mask, other=0.0)
+        q_sin = tl.load(q_angles + HALF, mask=q_mask, other=0.0)
+        k_cos = tl.load(k_angles, mask=k_mask, other=0.0)
+        k_sin = tl.load(k_angles + HALF, mask=k_mask, other=0.0)
+    if NORMED:
+        lanes = tl.arange(0, BLOCK_HALF)[None, :]
+        q_weight = tl.load(q_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
+        q_weight_high = tl.load(q_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
+        k_weight = tl.load(k_norm_ptr + lanes, mask=lanes < HALF, other=0.0)
+        k_weight_high = tl.load(k_norm_ptr + HALF + lanes, mask=lanes < HALF, other=0.0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    if OVERLAP == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if FUSED:  # issued before the queries, which pass through shared memory at once
+        new_low = tl.load(k_rows, mask=k_mask, other=0.0)
+        new_high = tl.load(k_rows + HALF, mask=k_mask, other=0.0)
+        v_low = tl.load(v_rows, mask=k_mask, other=0.0)
+        v_high = tl.load(v_rows + HALF, mask=k_mask, other=0.0)
+    q_low = tl.load(q_rows, mask=q_mask, other=0.0)
+    q_high = tl.load(q_rows + HALF, mask=q_mask, other=0.0)
+    if NORMED:
+        new_low, new_high = norm_heads(
+            new_low, new_high, k_weight, k_weight_high, norm_eps, BLOCK_W, BLOCK_HALF, HEAD_DIM
+        )
+        q_low, q_high = norm_heads(
+            q_low, q_high, q_weight, q_weight_high, norm_eps, BLOCK_M, BLOCK_HALF, HEAD_DIM
+        )
+    if FUSED:
+        store_new_keys(
+            new_low, new_high, v_low, v_high, k_cos, k_sin, k_pool_ptr, v_pool_ptr, new_slots,
+            k_mask, kv_head, KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, BLOCK_HALF,
         )  # fmt: skip
-    else:
-        wait_for_rows(OVERLAP)
-        q_low = tl.load(q_rows, mask=q_mask, other=0.0)
-        q_high = tl.load(q_rows + HEAD_DIM // 2, mask=q_mask, other=0.0)
+        first, second = q_low.to(tl.float32), q_high.to(tl.float32)
+        q_low = rotate_low(first, second, q_cos, q_sin).to(q_low.dtype)
+        q_high = rotate_high(first, second, q_cos, q_sin).to(q_high.dtype)
+        tl.debug_barrier()  # the program reads back the keys that its threads stored
     if WHOLE:
         if FUSED:
             k_low, k_high, v = load_keys(
@@ -243,13 +178,6 @@ def attend_segment(
             q_low, q_high, k_low, k_high, v, keys, limits, first_keys, scale_log2, TILE,
         )  # fmt: skip
         total = tl.max(total, axis=1)
-        if PAIRED:
-            maximum, total, values = attend_later(
-                maximum, total, values, q_low, q_high, later_low, later_high, later_v,
-                k_pool_ptr, v_pool_ptr, later_places, later_keys, begin // TILE + 1, last_key,
-                first_new_key, limits, first_keys, scale_log2, HEAD_DIM, TILE, BLOCK_M, BLOCK_HALF,
-                BLOCK_P,
-            )  # fmt: skip
     else:
         maximum, total, values = attend_stored(
             q_low, q_high, k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, limits,
