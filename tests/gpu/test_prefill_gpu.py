@@ -154,7 +154,7 @@ def test_captured_prefills_of_prompts_that_sample(tmp_path: Path, kind: str) -> 
             replace(request, params=laws[i % len(laws)]) for i, request in enumerate(crowd(12))
         ]
         assert ids_of(captured.generate(requests)) == ids_of(eager.generate(requests))
-    assert {shape.kind for shape in runner.prefills} == {"sampled", "filtered"}
+    assert {shape.kind for shape in runner.prefills} >= {"sampled", "filtered"}
 
 
 @pytest.mark.parametrize("proposer", ["none", "eagle3"])
