@@ -26,6 +26,7 @@ from runtime.disagg.limits import Limits
 from runtime.server.role_settings import RoleOptions
 from runtime.server.settings import RouteOptions, ServeOptions
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.contract.signals import handled
 
 if TYPE_CHECKING:
     from runtime.config import Overrides
@@ -288,9 +289,9 @@ def import_interruptibly(module: str) -> None:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before is not signal.default_int_handler:  # somebody else decides
+    handler = signal.getsignal(signal.SIGINT)
+    if not is_main or handler is not signal.default_int_handler:  # somebody else decides
         importlib.import_module(module)
         return
     pressed = False
@@ -300,11 +301,8 @@ def import_interruptibly(module: str) -> None:
         pressed = True
         signal.default_int_handler(number, frame)
 
-    signal.signal(signal.SIGINT, note)
-    try:
+    with handled([signal.SIGINT], note):
         importlib.import_module(module)
-    finally:
-        signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
 

@@ -12,7 +12,6 @@ import asyncio
 import errno
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,9 +22,9 @@ from runtime.server.app import Services, make_app
 from runtime.server.front import Front
 from runtime.server.settings import ServeSettings
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.signals import INTERRUPTS, handled
 
 _AFTER_GRACE_S = 5.0  # for the last events to reach slow clients
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve_http(services: Services, settings: ServeSettings) -> None:
@@ -75,15 +74,8 @@ class QuietServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals while serving; uvicorn would raise them again and exit by signal."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled(INTERRUPTS, self.handle_exit):
             yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 class _Server(QuietServer):

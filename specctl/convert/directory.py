@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from specctl.checkpoint import Checkpoint, sync_directory
 from specctl.contract.diagnostics import DiagnosticError, diagnose
+from specctl.contract.signals import handled
 
 PROVENANCE = "specctl.json"
 _SIGNALS = ("SIGTERM", "SIGHUP")
@@ -29,22 +29,13 @@ class Terminated(KeyboardInterrupt):
     """A signal asked the process to end; it unwinds like an interruption from the keyboard."""
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
     """Turn SIGTERM and SIGHUP into `Terminated` while the body runs, so that it cleans up.
 
     Signals can be caught in the main thread only; elsewhere they keep what they do.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-    before = {number: signal.signal(number, _terminate) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handled(numbers, _terminate)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
