@@ -1,8 +1,8 @@
 """What travels on the control connection between a decode and a prefill process.
 
 The decode side asks, the prefill side answers; KV itself goes through a transport. Frames are
-msgpack with a length before each, and a tag that names their kind. A connection begins with one
-`Hello` from each side, then an `Offer` of the decode side's pools.
+msgpack with a length before each, and a tag that names their kind. A connection begins with the
+`Hello` of the decode side and the one that answers it, then an `Offer` of the decode side's pools.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from runtime.disagg.frames import Beat, Connection, Frame, Greeting, Leaving, unreachable
 from runtime.disagg.handshake import Hello, compare
@@ -20,13 +21,13 @@ from specctl.contract.diagnostics import Diagnostic, DiagnosticError
 
 
 class Line:
-    """One connection to one peer, past its greeting."""
+    """One connection to one peer that has greeted."""
 
     def __init__(self, connection: Connection, theirs: Hello, limits: Limits) -> None:
         """Take a connection over.
 
         Args:
-            connection: from `greet`.
+            connection: past the greeting of the peer.
             theirs: what the peer said.
             limits: bounds on silence.
         """
@@ -132,21 +133,55 @@ def leave_all(lines: Sequence[Line], timeout_s: float) -> None:
 
 
 def greet(peer: socket.socket, ours: Hello, limits: Limits, *, name: str) -> Line:
-    """Exchange greetings over a fresh connection.
+    """Greet over a fresh connection and wait for the answer.
 
     Raises:
-        DiagnosticError: SD860, the sides do not fit; SD861, no greeting came. The socket is closed.
+        DiagnosticError: SD860, the sides do not fit; SD861, no answer came. The socket is closed.
     """
+    with _fresh(peer, limits, name) as connection:
+        connection.send(Greeting(hello=ours))
+        theirs = _greeting(connection)
+        compare(ours, theirs)
+    return Line(connection, theirs, limits)
+
+
+def hear_greeting(peer: socket.socket, ours: Hello, limits: Limits, *, name: str) -> Line:
+    """Wait for a greeting over a fresh connection; `Line.serve` answers it.
+
+    The peer goes on when it has the answer, so whoever needs the line is told of it before `serve`.
+
+    Raises:
+        DiagnosticError: SD860, the sides do not fit, which the peer gets to know, too; SD861, no
+            greeting came. The socket is closed.
+    """
+    answer = Greeting(hello=ours)
+    with _fresh(peer, limits, name) as connection:
+        theirs = _greeting(connection)
+        try:
+            compare(ours, theirs)
+        except DiagnosticError:
+            connection.send(answer)
+            raise
+    line = Line(connection, theirs, limits)
+    line.send(answer)  # before anybody can queue another frame
+    return line
+
+
+@contextmanager
+def _fresh(peer: socket.socket, limits: Limits, name: str) -> Iterator[Connection]:
+    """Take a socket over for greetings; it is closed when they fail."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection = Connection(peer, name=name)
     connection.limit(limits.connect_s)
     try:
-        connection.send(Greeting(hello=ours))
-        first = connection.receive()
-        if not isinstance(first, Greeting):
-            raise DiagnosticError(unreachable(name, "a frame before the greeting"))
-        compare(ours, first.hello)
+        yield connection
     except DiagnosticError:
         connection.close()
         raise
-    return Line(connection, first.hello, limits)
+
+
+def _greeting(connection: Connection) -> Hello:
+    first = connection.receive()
+    if not isinstance(first, Greeting):
+        raise DiagnosticError(unreachable(connection.name, "a frame before the greeting"))
+    return first.hello

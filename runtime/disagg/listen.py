@@ -19,7 +19,7 @@ import msgspec
 from runtime.disagg.frames import Failed, Frame, Offer, Prefilled, Released
 from runtime.disagg.handshake import Hello
 from runtime.disagg.limits import Limits
-from runtime.disagg.lines import Line, greet, leave_all
+from runtime.disagg.lines import Line, hear_greeting, leave_all
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 
 
@@ -176,7 +176,10 @@ class DecodePeers:
         return line is not None and line.is_open
 
     def wait_for(self, peer: str) -> bool:
-        """Wait until a decode server has greeted this rank too; whether it did so in time."""
+        """Wait until a decode server has greeted this rank too; whether it did so in time.
+
+        One whose offer rank 0 has got was known here before: the answer to its greeting came later.
+        """
         lines = self._lines
         with lines.changed:
             lines.changed.wait_for(
@@ -219,9 +222,9 @@ class DecodePeers:
             ).start()
 
     def _serve(self, peer: socket.socket, name: str, put: Callable[[PeerEvent], None]) -> None:
-        """Greet, then read until the end, in a thread of its own."""
+        """Answer a greeting once the line is known, then read until the end; in its own thread."""
         try:
-            line = greet(peer, self._hello, self._limits, name=name)
+            line = hear_greeting(peer, self._hello, self._limits, name=name)
         except DiagnosticError as error:
             self._on_state(name, error.diagnostics[0])
             return

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 import pytest
 
-from runtime.disagg.frames import Connection, Failed, Frame, Leaving, Offer, Prefill
+from runtime.disagg.frames import Connection, Failed, Frame, Greeting, Leaving, Offer, Prefill
 from runtime.disagg.handshake import PROTOCOL_VERSION, Hello, Layout, Role, of_rank, rank_facts
 from runtime.disagg.limits import Limits
 from runtime.disagg.listen import Arrived, DecodePeers, PeerEvent, listen_at
@@ -104,6 +104,22 @@ def test_every_rank_is_greeted_and_hears_of_the_decode_server_itself() -> None:
         assert all(rank.may_write(peer) for rank in ranks)
         assert states == [None]
         assert not ranks[1].wait_for("another connection")
+
+
+def test_every_rank_knows_the_line_when_pools_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a rank is held up after it was greeted: its answer waits until it knows the line."""
+    receive = Connection.receive
+
+    def held_up(self: Connection) -> Frame:
+        frame = receive(self)
+        if isinstance(frame, Greeting) and frame.hello.role == "decode" and frame.hello.rank == 1:
+            time.sleep(0.3)
+        return frame
+
+    monkeypatch.setattr(Connection, "receive", held_up)
+    with prefill_ranks() as ranks, decoding(ranks[0].address):
+        peer = arrived(ranks[0])
+        assert [rank.may_write(peer) for rank in ranks] == [True, True, True]
 
 
 def test_a_rank_that_ends_ends_the_server_for_its_peer() -> None:
