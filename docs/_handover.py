@@ -19,10 +19,11 @@ The decode server dials the prefill server over TCP. Each frame is four bytes of
 significant first, then a msgpack map; `type` names the kind. KV does not travel here: the prefill
 server writes it into the decode server's memory through the transport.
 
-Version {PROTOCOL_VERSION} of the protocol. Order on a connection: `hello` of the decode side, `hello`
-of the prefill side in answer, `offer` of the decode side, then any number of prompts. Either side
-refuses the other with SD860 when a fact differs, and prints what both said. Facts are compared in the order of the `hello`: protocol,
-transport, then those of the model, the draft, the kernels and the settings; layouts may differ.
+Version {PROTOCOL_VERSION} of the protocol. Order on a connection: `hello` of the decode side,
+`hello` of the prefill side in answer, `offer` of the decode side, then any number of prompts.
+Either side refuses the other with SD860 when a fact differs, and prints what both said. Facts are
+compared in the order of the `hello`: protocol, transport, then those of the model, the draft, the
+kernels and the settings; layouts may differ.
 
 A prefill server of several processes names in its `hello` where its other ranks listen. The decode
 server greets each of them too, with the same `session`, before it offers its pools: each must be a
