@@ -27,11 +27,13 @@ _LOWEST = {
     "pipeline_parallel": 1,
     "rank_timeout_s": 0.5,
 }
+_HIGHEST = {"max_ngram": 32}  # the kernel of the look-up is unrolled by it
 _SHORT = {
     "tensor_parallel": "--tp",
     "draft_tensor_parallel": "--draft-tp",
     "pipeline_parallel": "--pp",
     "stages_in_process": "--pp-in-process",
+    "enable_prefix_cache": "--prefix-cache",
 }
 
 
@@ -91,6 +93,9 @@ class Ledger:
             value, low = getattr(self.given, item.name), _LOWEST.get(item.name)
             if value is not None and low is not None and value < low:
                 self._out_of_range(item.name, f"at least {low}")
+            high = _HIGHEST.get(item.name)
+            if value is not None and high is not None and value > high:
+                self._out_of_range(item.name, f"at most {high}")
         fraction = self.given.kv_memory_fraction
         if fraction is not None and not 0 < fraction <= 1:
             self._out_of_range("kv_memory_fraction", "above 0, at most 1")

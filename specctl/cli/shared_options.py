@@ -145,6 +145,13 @@ Proposer = Annotated[
         "--proposer", help="eagle, eagle3, peagle, mtp, dflash, dflash2, dspark, ngram or none."
     ),
 ]
+MaxNgram = Annotated[
+    int | None,
+    typer.Option(
+        "--max-ngram",
+        help="With --proposer ngram: newest tokens that are looked up at most, 1 to 32; default 4.",
+    ),
+]
 NumSpeculativeTokens = Annotated[
     str | None,
     typer.Option(

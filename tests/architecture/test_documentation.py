@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 
-from specctl.cli.registry import COMMANDS
+from runtime.config import Overrides
+from runtime.config.ledger import option_name
+from specctl.cli.registry import BY_NAME, COMMANDS
 from specctl.contract.codes import CODES
 
 ROOT = Path(__file__).parents[2]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*\b")
+# Not of a command: they follow another program's name, or go without a command.
+OTHER_OPTIONS = {
+    "--upgrade": "pip install",
+    "--model": "modelscope download",
+    "--revision": "hf download",
+    "--help": "specctl",
+    "--version": "specctl",
+}
 FIXTURE_LISTS = ("fixtures/expected.yaml", "fixtures/manifests/expected.yaml")
 
 
@@ -62,6 +77,40 @@ def test_every_option_in_an_example_exists(generator: ModuleType) -> None:
         for example in command.examples:
             used = re.findall(r"(?<!\S)--?[a-z][a-z-]*", example.partition("|")[0])
             assert set(used) <= known, example
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yield the literals of a module but docstrings and the options of its own parser."""
+    tree = ast.parse(path.read_text("utf-8"))
+    passed: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            passed.add(id(node.value))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("add_argument"):
+            passed.update(map(id, node.args))
+        elif id(node) not in passed and isinstance(node, ast.Constant):
+            yield str(node.value)
+
+
+def test_every_option_that_a_text_names_exists(generator: ModuleType) -> None:
+    """Whatever a diagnostic or another message tells a user to give can be given."""
+    known = {name for c in COMMANDS for p in generator.parameters(c) for name in p["names"]}
+    named: dict[str, set[str]] = defaultdict(set)
+    for path in [*ROOT.glob("specctl/**/*.py"), *ROOT.glob("runtime/**/*.py")]:
+        if "html" not in path.parts:  # its texts are styles
+            for option in OPTION.findall("\n".join(texts(path))):
+                named[option].add(path.relative_to(ROOT).as_posix())
+    assert len(named) > 50
+    unknown = {option: places for option, places in named.items() if option not in known}
+    assert unknown.keys() == OTHER_OPTIONS.keys(), unknown
+
+
+def test_every_setting_is_called_by_an_option_that_exists(generator: ModuleType) -> None:
+    """SD805, SD832 and others are about a setting, and name the option that sets it."""
+    options = {name for p in generator.parameters(BY_NAME["serve"]) for name in p["names"]}
+    options |= {"--force-anchor-layout"}  # for diagnosis: of `generate` and `bench`
+    missing = [item.name for item in fields(Overrides) if option_name(item.name) not in options]
+    assert not missing
 
 
 def test_every_code_has_a_page() -> None:

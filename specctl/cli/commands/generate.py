@@ -22,6 +22,7 @@ from specctl.cli.shared_options import (
     Graphs,
     LengthModeOption,
     LoadFormat,
+    MaxNgram,
     NumSpeculativeTokens,
     PipelineParallel,
     PrefillBuckets,
@@ -63,6 +64,7 @@ def generate(
     length_mode: LengthModeOption = None,
     cost_table: CostTable = None,
     proposer: Proposer = None,
+    max_ngram: MaxNgram = None,
     no_speculation: Annotated[
         bool, typer.Option("--no-speculation", help="Use the target alone.")
     ] = False,
@@ -116,6 +118,7 @@ def generate(
         dynamic_rank=dynamic_rank,
         force_anchor_layout=value_of(force_anchor_layout),
         proposer="none" if no_speculation else proposer,
+        max_ngram=max_ngram,
         num_speculative_tokens=drafts.num_speculative_tokens,
         length_mode=drafts.length_mode,
         cost_table=cost_table,

@@ -35,6 +35,7 @@ from specctl.cli.shared_options import (
     LengthModeOption,
     LoadFormat,
     LogLevel,
+    MaxNgram,
     NumSpeculativeTokens,
     PipelineParallel,
     PrefillBuckets,
@@ -83,6 +84,7 @@ def serve(
     dynamic_rows: DynamicRows = None,
     dynamic_rank: DynamicRank = None,
     proposer: Proposer = None,
+    max_ngram: MaxNgram = None,
     num_speculative_tokens: NumSpeculativeTokens = None,
     length_mode: LengthModeOption = None,
     cost_table: CostTable = None,
@@ -97,6 +99,16 @@ def serve(
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option("--max-num-batched-tokens", help="Rows of one target forward.")
+    ] = None,
+    prefill_chunk_size: Annotated[
+        int | None,
+        typer.Option(
+            "--prefill-chunk-size",
+            help="Prompt tokens of one request in one forward at most; default: all rows.",
+        ),
+    ] = None,
+    kv_block_size: Annotated[
+        int | None, typer.Option("--kv-block-size", help="Tokens of a KV block; default 16.")
     ] = None,
     num_kv_blocks: Annotated[
         int | None, typer.Option("--num-kv-blocks", help="Blocks of the KV pool.")
@@ -172,6 +184,7 @@ def serve(
                 dynamic_rows=dynamic_rows,
                 dynamic_rank=dynamic_rank,
                 proposer=proposer,
+                max_ngram=max_ngram,
                 num_speculative_tokens=drafts.num_speculative_tokens,
                 length_mode=drafts.length_mode,
                 cost_table=cost_table,
@@ -179,6 +192,8 @@ def serve(
                 max_num_requests=max_num_requests,
                 max_num_waiting=max_num_waiting,
                 max_num_batched_tokens=max_num_batched_tokens,
+                prefill_chunk_size=prefill_chunk_size,
+                kv_block_size=kv_block_size,
                 num_kv_blocks=num_kv_blocks,
                 kv_memory_fraction=kv_memory_fraction,
                 enable_prefix_cache=prefix_cache,

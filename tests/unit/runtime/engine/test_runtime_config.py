@@ -119,6 +119,7 @@ def test_a_setting_without_effect_is_a_warning(
         ({"dtype": "int8"}, "SD809", "dtype"),
         ({"proposer": "medusa"}, "SD807", "proposer"),
         ({"kv_block_size": 0}, "SD832", "kv-block-size"),
+        ({"proposer": "ngram", "max_ngram": 33}, "SD832", "max-ngram"),
         ({"kv_memory_fraction": 1.5}, "SD832", "kv-memory-fraction"),
         ({"batch_buckets": (0,)}, "SD832", "batch-buckets"),
         ({"prefill_buckets": (16, 0)}, "SD832", "prefill-buckets"),
