@@ -29,8 +29,8 @@ def served_page(notice: str, table: Table) -> str:
         "rounds on the device. Others are refused with SD716 before a weight is read, by the part",
         "that stands in the way. Each row is a fixture with its target; a format whose drafts are",
         "stored inside a target has no row. Facts that a manifest can state and no layer of the",
-        "runtime computes (a rotary scaling, an activation, a kind of attention) are refused when",
-        "the manifest is loaded: SD811 to SD814.",
+        "runtime computes (a rotary scaling, a kind of attention) are refused when the manifest is",
+        "loaded: SD811 to SD814.",
         "",
     ]
     columns = ("format", "fixture", "algorithm", "outcome")

@@ -21,6 +21,7 @@ from runtime.loading.draft_embedding import (
     log_embedding,
 )
 from runtime.loading.files import WeightFiles
+from runtime.loading.id_tables import looked_up_rows, wanted_rows, with_stored_rows
 from runtime.loading.match import FLOAT_DTYPES, ID_DTYPES, MASK_DTYPES, Wanted, match_tensors
 from runtime.loading.reader import TensorReader, refuse_errors
 from runtime.loading.shards import shard_of
@@ -89,7 +90,7 @@ def read_draft(
     with WeightFiles(directory, names, device=device, is_dummy=is_dummy) as files:
         refuse_errors(embedding_problems(manifest, files.tensors, origin))
         builder = builder_of(manifest, facts)
-        shapes = builder.shapes(facts)
+        shapes = with_stored_rows(manifest, builder.shapes(facts))
         wanted = [
             *(_wanted(facts, role, shape) for role, shape in shapes.items()),
             *_wanted_vocabulary(manifest, facts, sharing, origin),
@@ -110,7 +111,11 @@ def read_draft(
             is_dummy=is_dummy,
         )
         reader = TensorReader(
-            files, {role: facts.tensors[role].key for role in shapes}, dtype=dtype, ranks=ranks
+            files,
+            {role: facts.tensors[role].key for role in shapes},
+            dtype=dtype,
+            ranks=ranks,
+            least_rows=looked_up_rows(manifest, shapes),
         )
         embedding, head = shared.embedding(origin), shared.head(sharing.head, draft_to_target)
         if origin == "own":
@@ -232,8 +237,10 @@ class _Shared:
 
     def _read(self, files: WeightFiles, key: str, part: Part | None) -> torch.Tensor:
         """Return this rank's rows of a vocabulary, or all rows where `part` is None."""
-        shape = files.tensors[key].shape
-        shard = None if part is None else shard_of(part, shape, self.ranks)
+        if part is None:
+            return files.read(key, self.dtype)
+        least = self.target_facts.vocab_size if part == "embedding" else 0
+        shard = shard_of(part, files.tensors[key].shape, self.ranks, least_rows=least)
         return files.read(key, self.dtype, shard)
 
 
@@ -256,27 +263,17 @@ def _wanted_vocabulary(
     vocabulary, hidden = manifest.vocabulary, facts.decoder.hidden_size
     wanted = []
     if origin == "own":
-        # Rows of padding behind the target's ids are read and never looked up.
-        rows = max(vocabulary.target_vocab_size, _num_rows(facts, "embedding"))
-        wanted.append(_wanted(facts, "embedding", (rows, hidden)))
+        wanted.append(_wanted(facts, "embedding", (wanted_rows(manifest, "embedding"), hidden)))
     if sharing.head == "own":
-        ref = facts.tensors.get("head")
-        is_full = ref is not None and ref.shape[0] == vocabulary.target_vocab_size
-        rows = vocabulary.target_vocab_size if is_full else vocabulary.draft_vocab_size
-        wanted.append(_wanted(facts, "head", (rows, hidden)))
+        wanted.append(_wanted(facts, "head", (wanted_rows(manifest, "head"), hidden)))
     if vocabulary.map_tensor is not None and vocabulary.token_map_file is None:
         wanted.append(_wanted(facts, "d2t", (vocabulary.draft_vocab_size,), ID_DTYPES))
         if "t2d" in facts.tensors:
             # The draft may count other padding rows than the target: which ids it marks decides.
-            rows = _num_rows(facts, "t2d") or vocabulary.target_vocab_size
+            mask = facts.tensors["t2d"]
+            rows = mask.shape[0] if mask.shape else vocabulary.target_vocab_size
             wanted.append(_wanted(facts, "t2d", (rows,), MASK_DTYPES))
     return wanted
-
-
-def _num_rows(facts: Draft, role: str) -> int:
-    """Return the rows of a stored tensor, 0 without one."""
-    ref = facts.tensors.get(role)
-    return ref.shape[0] if ref is not None and ref.shape else 0
 
 
 def _sharing_problems(manifest: Manifest, facts: Draft, sharing: Sharing) -> list[Diagnostic]:

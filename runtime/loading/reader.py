@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -22,6 +23,7 @@ class TensorReader:
         *,
         dtype: torch.dtype,
         ranks: Ranks = ONE_RANK,
+        least_rows: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Read from `files` in `dtype`.
 
@@ -30,9 +32,11 @@ class TensorReader:
             keys: role -> key.
             dtype: of every tensor that is handed out.
             ranks: a rank is handed its shard of each tensor.
+            least_rows: role -> rows; a tensor of fewer is followed by rows of zeros.
         """
         self._files = files
         self._ranks = ranks
+        self._least_rows = least_rows
         self._left = dict(keys)
         self._dtype = dtype
         self._zero: list[Diagnostic] = []
@@ -42,7 +46,8 @@ class TensorReader:
         assert role in self._left, f"role {role} is taken twice, or its shape was never checked"
         key = self._left.pop(role)
         stored = self._files.tensors[key]
-        shard = shard_of(role, stored.shape, self._ranks)
+        least = self._least_rows.get(role, 0)
+        shard = shard_of(role, stored.shape, self._ranks, least_rows=least)
         value = self._files.read(key, self._dtype, shard)
         if not role.endswith(".bias"):
             self.note(key, value)

@@ -32,19 +32,26 @@ class Shard:
     size: int
 
 
-def shard_of(role: str, shape: tuple[int, ...], ranks: Ranks) -> Shard | None:
+def shard_of(
+    role: str, shape: tuple[int, ...], ranks: Ranks, *, least_rows: int = 0
+) -> Shard | None:
     """Return what a rank reads of a tensor; None: all of it.
 
     Args:
         role: as in `specctl.contract.roles`, with the layer prefix.
         shape: of the whole tensor; split dimensions divide by the ranks (SD852 was asked before).
         ranks: of the stage.
+        least_rows: a tensor of fewer rows is padded with zero rows, before it is split.
     """
+    num_rows = max(shape[0], least_rows)
+    is_split = role in _VOCABULARY and ranks.size > 1
+    if num_rows > shape[0] and not is_split:
+        return Shard(dim=0, start=0, stop=shape[0], size=num_rows)
     if ranks.size == 1:
         return None
     name = ".".join(role.split(".")[-2:])
-    if role in _VOCABULARY:
-        size = rank_rows(shape[0], ranks.size)
+    if is_split:
+        size = rank_rows(num_rows, ranks.size)
         start = min(ranks.rank * size, shape[0])
         return Shard(dim=0, start=start, stop=min(start + size, shape[0]), size=size)
     dim = 0 if name in SPLIT_ROWS else 1 if name in SPLIT_COLUMNS else None

@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 
 from runtime.loading.files import WeightFiles
+from runtime.loading.id_tables import map_reach_problems
 from specctl.contract.codec import resolve_source
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.manifest import Manifest, Vocabulary
+from specctl.contract.padding_rows import num_token_rows
 from specctl.contract.vocabulary_map import map_digest
 
 
@@ -33,13 +35,13 @@ def read_draft_to_target(
 
     Raises:
         DiagnosticError: SD702 (not the map that the manifest describes), SD402 (an id outside the
-            target's vocabulary), SD405 (`t2d` marks other ids).
+            target's vocabulary, or for which the draft's head has no row), SD405 (`t2d` marks
+            other ids).
     """
     vocabulary = manifest.vocabulary
     if vocabulary.map_kind == "identity":
-        size = manifest.target.tokenizer_size
         rows = vocabulary.target_vocab_size
-        return torch.arange(rows if size is None else min(size, rows))
+        return torch.arange(num_token_rows(rows, manifest.target.tokenizer_size))
     if vocabulary.token_map_file is not None:
         path = resolve_source(vocabulary.token_map_file, manifest_dir)
         ids, where = _read_token_map(path), f"{path}#"
@@ -48,7 +50,7 @@ def read_draft_to_target(
         key = vocabulary.map_tensor.key
         offsets = draft_files.read(key, torch.int64).cpu()
         ids, where = torch.arange(offsets.numel()) + offsets, draft_files.tensors[key].place
-    problems = _map_problems(ids, vocabulary, where)
+    problems = _map_problems(ids, vocabulary, where) or map_reach_problems(manifest, ids)
     if not problems and vocabulary.token_map_file is None:
         problems = _mask_problems(ids, manifest, draft_files)
     if problems:

@@ -10,10 +10,10 @@ from specctl.checks.places import fact_place
 from specctl.checks.vocabulary import map_tensor, missing_end_ids
 from specctl.contract.diagnostics import Diagnostic, Severity, diagnose
 from specctl.contract.manifest import Rope
+from specctl.contract.padding_rows import is_padding_apart, num_token_rows
 from specctl.draft import FIRST_EMBEDDINGS, FIRST_HEADS, DraftCheckpoint, TargetCheckpoint
 
 _HEAD_ELSEWHERE = ("mtp", "eagle", *FIRST_HEADS)  # the target's by design, or numbered heads
-_MAX_PADDING_ROWS = 1024  # rows are padded to multiples of at most this; more are other ids
 _LARGEST_EPSILON = 1e-3
 _NAMED_TARGET = "config.json#/speculators_config/verifier/architectures"
 
@@ -21,8 +21,8 @@ _NAMED_TARGET = "config.json#/speculators_config/verifier/architectures"
 def check_fit(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
     """Yield what only both sources together show.
 
-    SD304, SD305, SD312, SD314, SD315, SD317, SD329, SD330, SD332, SD406, SD411, SD412, SD416,
-    SD501, SD509 and SD510.
+    SD304, SD305, SD312, SD314, SD315, SD317, SD329, SD330, SD332, SD402, SD406, SD411, SD412,
+    SD416, SD501, SD509 and SD510.
     """
     yield from _check_architecture(draft, target)
     yield from _check_hidden(draft, target)
@@ -129,8 +129,7 @@ def _check_vocabulary(draft: DraftCheckpoint, target: TargetCheckpoint) -> Itera
         return
     where = fact_place(draft.origins, "vocabulary.target_vocab_size")
     entries = target.tokenizer_size
-    is_padding = abs(ours - theirs) <= _MAX_PADDING_ROWS
-    if is_padding and entries is not None and entries <= min(ours, theirs):
+    if is_padding_apart(ours, theirs, entries):
         yield diagnose(
             "SD412",
             where=where,
@@ -252,20 +251,10 @@ def _rope_text(rope: Rope) -> str:
 
 
 def _check_rows(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Diagnostic]:
-    """Yield SD416 for ids of a map that are no tokens, and SD314 for a mask id without a row."""
-    entries, rows = target.tokenizer_size, target.vocab_size
-    ref, ids = map_tensor(draft), draft.draft_to_target
-    if entries is not None and ref is not None and ids is not None and draft.map_kind == "reduced":
-        beyond = [place for place, token in enumerate(ids) if entries <= token < (rows or 0)]
-        if beyond:
-            yield diagnose(
-                "SD416",
-                where=tensor_place(ref),
-                message=f"{len(beyond)} entries of the map are padding rows: draft id {beyond[0]} "
-                f"is target id {ids[beyond[0]]} of a tokenizer of {entries}",
-                expected=f"ids below {entries}",
-                found=ids[beyond[0]],
-            )
+    """Yield what is wrong with ids of the map, and SD314 for a mask id without a row."""
+    rows = target.vocab_size
+    if rows is not None and draft.map_kind == "reduced":
+        yield from _check_map_rows(draft, rows, target.tokenizer_size)
     token = draft.mask_token_id
     known = draft.target_vocab_size
     has_row = token is None or rows is None or token < rows or draft.has_own_embedding
@@ -276,4 +265,36 @@ def _check_rows(draft: DraftCheckpoint, target: TargetCheckpoint) -> Iterator[Di
             message=f"the mask token is id {token} and the target's embedding has {rows} rows",
             expected=f"below {rows}",
             found=token,
+        )
+
+
+def _check_map_rows(draft: DraftCheckpoint, rows: int, entries: int | None) -> Iterator[Diagnostic]:
+    """Yield SD402 for ids of a map without a row in the target, and SD416 for padding rows.
+
+    What is outside the draft's own count of target ids is said without a target.
+    """
+    ref, ids = map_tensor(draft), draft.draft_to_target
+    if ref is None or ids is None:
+        return
+    known = draft.target_vocab_size or rows
+    outside = [place for place, token in enumerate(ids) if rows <= token < known]
+    if outside:
+        yield diagnose(
+            "SD402",
+            where=tensor_place(ref),
+            message=f"{len(outside)} entries of the map are no rows of the target: draft id "
+            f"{outside[0]} is target id {ids[outside[0]]}",
+            expected=f"0 to {rows - 1}",
+            found=ids[outside[0]],
+        )
+    first_padding = num_token_rows(rows, entries)
+    beyond = [place for place, token in enumerate(ids) if first_padding <= token < rows]
+    if beyond:
+        yield diagnose(
+            "SD416",
+            where=tensor_place(ref),
+            message=f"{len(beyond)} entries of the map are padding rows: draft id {beyond[0]} "
+            f"is target id {ids[beyond[0]]} of a tokenizer of {entries}",
+            expected=f"ids below {entries}",
+            found=ids[beyond[0]],
         )

@@ -25,6 +25,8 @@ PARALLEL_DRAFTS: tuple[DraftAlgorithm, ...] = ("peagle",)
 """Those whose one forward has a slot for each draft, without a trained block size."""
 LAST_STATE_DRAFTS: tuple[DraftAlgorithm, ...] = ("mtp", "eagle")
 """Those that read the target's state after its final norm, and capture no layer's."""
+HIDDEN_ACTS = ("silu",)
+"""Activations of feed-forward layers that the runtime computes; a manifest can state others."""
 T = TypeVar("T")
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specctl.checkpoint import Checkpoint, tensor_place
-from specctl.contract.manifest import Decoder, TensorRef
+from specctl.contract.manifest import HIDDEN_ACTS, Decoder, TensorRef
 from specctl.contract.roles import TensorRole, generic_role
 from specctl.formats.assemble import is_whole, main_file
 from specctl.formats.fields import Fields
@@ -132,7 +132,7 @@ def read_decoder(
     head_dim = _head_dim(fields, hidden, heads, tensors, path)
     rope = read_rope(fields, f"{path}.rope")
     eps = fields.number("rms_norm_eps", f"{path}.rms_norm_eps")
-    act = fields.text("hidden_act", f"{path}.hidden_act")
+    act = _hidden_act(fields, path)
     window, layer_types = _layer_types(fields, family, num_layers, path)
     fields.findings.derived(f"{path}.num_layers", "tensor names", "number of layers stored")
     for word in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
@@ -183,6 +183,22 @@ def report_layer_count(fields: Fields, num_layers: int, key: str = "num_hidden_l
             expected=num_layers,
             found=stated,
         )
+
+
+def _hidden_act(fields: Fields, path: str) -> str | None:
+    """Return the activation; one that the runtime does not compute is told (SD813), no fault."""
+    act = fields.text("hidden_act", f"{path}.hidden_act")
+    if act is not None and act not in HIDDEN_ACTS:
+        fields.findings.add(
+            "SD813",
+            where=fields.where("hidden_act"),
+            message=f"the runtime of this version does not compute activation `{act}`",
+            expected=" or ".join(HIDDEN_ACTS),
+            found=act,
+            help="Nothing to do for inspect, validate and convert; serve it with another engine",
+            severity="info",
+        )
+    return act
 
 
 def _kv_heads(fields: Fields, heads: int | None, path: str) -> int | None:

@@ -42,6 +42,7 @@ from specctl.ops.manifest_sections import (
     vocabulary_section,
 )
 from specctl.ops.not_served import (
+    activation_not_served,
     draft_not_served,
     quantised_not_served,
     target_not_served,
@@ -208,8 +209,7 @@ def _assemble(parts: _Parts, directory: Path, findings: list[Diagnostic]) -> Emi
     draft, geometry, sharing = _draft_sections(parts, directory, findings)
     findings += target_not_served(parts.target, parts.target_source)
     findings += quantised_not_served(parts.target, parts.target_source)
-    if parts.draft is not None:
-        findings += quantised_not_served(parts.draft, parts.draft_source)
+    findings += activation_not_served(parts.target.decoder, parts.target_source)
     if has_errors(findings) or target is None:
         raise _refusal(findings or [_open_facts(parts.target_source)])
     vocabulary, problems = vocabulary_section(
@@ -277,6 +277,8 @@ def _draft_sections(
                 severity="error",
             )
         )
+    findings += quantised_not_served(facts, parts.draft_source)
+    findings += activation_not_served(facts.decoder, parts.draft_source)
     if draft is None:
         findings += draft_not_served(facts, parts.draft_source)
     if draft is None and not has_errors(findings):

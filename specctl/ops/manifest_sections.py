@@ -20,6 +20,7 @@ from specctl.contract.manifest import (
     TensorRef,
     Vocabulary,
 )
+from specctl.contract.padding_rows import has_token_rows, misses_row
 from specctl.contract.vocabulary_map import map_digest
 from specctl.draft import DraftCheckpoint, TargetCheckpoint
 from specctl.ops.token_map_file import TokenMap
@@ -74,7 +75,7 @@ def vocabulary_section(
     token_map: TokenMap | None,
     directory: Path,
 ) -> tuple[Vocabulary, tuple[Diagnostic, ...]]:
-    """Return the section and SD411 for an identity map over another number of rows.
+    """Return the section, and SD411 or SD402 for a head that lacks rows of its ids.
 
     Args:
         target: the finished section.
@@ -92,8 +93,8 @@ def vocabulary_section(
         ids = draft.draft_to_target
         map_tensor = draft.tensors.get("d2t")
     problems: tuple[Diagnostic, ...] = ()
-    if ids is None and draft is not None and draft.has_own_head:
-        problems = _other_rows(draft, draft_source, size)
+    if draft is not None:
+        problems = _lacking_rows(draft, draft_source, target, ids)
     section = Vocabulary(
         target_vocab_size=size,
         draft_vocab_size=size if ids is None else len(ids),
@@ -109,18 +110,37 @@ def vocabulary_section(
     return section, problems
 
 
-def _other_rows(draft: DraftCheckpoint, source: str, size: int) -> tuple[Diagnostic, ...]:
-    head = draft.tensors["head"]
-    rows = head.shape[0]
-    if rows == size:
+def _lacking_rows(
+    draft: DraftCheckpoint, source: str, target: Target, ids: tuple[int, ...] | None
+) -> tuple[Diagnostic, ...]:
+    """Return SD411 or SD402 for a head of its own without a row for each id that it stands for."""
+    head = draft.tensors.get("head")
+    if head is None:
+        return ()
+    rows, where = head.shape[0], f"{source}/{head.file}::{head.key}"
+    if ids is None:
+        if has_token_rows(rows, target.vocab_size, target.tokenizer_size):
+            return ()
+        return (
+            diagnose(
+                "SD411",
+                where=where,
+                message=f"the draft's head has {rows} rows and no map, the target's "
+                f"{target.vocab_size}",
+                expected=target.vocab_size,
+                found=rows,
+            ),
+        )
+    highest = max(ids, default=-1)
+    if not misses_row(rows, len(ids), highest):
         return ()
     return (
         diagnose(
-            "SD411",
-            where=f"{source}/{head.file}::{head.key}",
-            message=f"the draft's head has {rows} rows and no map, the target's {size}",
-            expected=size,
-            found=rows,
+            "SD402",
+            where=where,
+            message=f"the map reaches target id {highest}, and the draft's head has {rows} rows",
+            expected=f"ids below {rows}",
+            found=highest,
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import get_args
 from specctl.checkpoint import WEIGHT_DTYPES, tensor_place
 from specctl.checks.quantization import QUANTISED_DTYPES
 from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.contract.manifest import DraftAlgorithm
+from specctl.contract.manifest import HIDDEN_ACTS, Decoder, DraftAlgorithm
 from specctl.contract.roles import ALWAYS, OPTIONAL, find_role, roles_of_draft
 from specctl.draft import DraftCheckpoint, TargetCheckpoint, served_algorithm
 from specctl.formats.model_types import ARCHITECTURES
@@ -96,6 +96,23 @@ def _other_parts(draft: DraftCheckpoint, where: str) -> Iterator[Diagnostic]:
                 expected=f"the parts of {draft.algorithm}",
                 found=f"{len(more)} tensors more, {len(less)} less",
             )
+
+
+def activation_not_served(decoder: Decoder | None, source: str) -> Iterator[Diagnostic]:
+    """Yield SD716 for layers with an activation that the runtime does not compute.
+
+    Args:
+        decoder: of a target or a draft; None: not served for another reason.
+        source: as the user wrote it.
+    """
+    if decoder is not None and decoder.hidden_act not in HIDDEN_ACTS:
+        yield diagnose(
+            "SD716",
+            where=f"{source}/config.json#",
+            message=f"layers with activation `{decoder.hidden_act}` are not served",
+            expected=" or ".join(HIDDEN_ACTS),
+            found=decoder.hidden_act,
+        )
 
 
 def quantised_not_served(

@@ -109,7 +109,8 @@ _MODELS: tuple[Code, ...] = (
         slug="activation-unsupported",
         severity="error",
         summary="The feed-forward layers use an activation that has no kernel here.",
-        why="Every layer would compute another function than the one that was trained.",
+        why="Every layer would compute another function than the one that was trained. `validate` "
+        "gives it as a note only: other engines have more activations.",
         fix="Use a checkpoint whose `hidden_act` is `silu`",
     ),
     Code(

@@ -6,6 +6,7 @@ import pytest
 
 from specctl.contract.diagnostics import DiagnosticError
 from specctl.ops.emit_manifest import emit_manifest
+from specctl.ops.load import load
 from tests.unit.specctl.formats.edits import CHECKPOINTS, draft
 
 
@@ -27,6 +28,24 @@ def test_a_variant_is_refused_with_what_stands_in_the_way(name: str, words: str)
         )
     (found,) = [d for d in raised.value.diagnostics if d.code == "SD716"]
     assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "act"),
+    [
+        ("hf-llama-gelu", None, "gelu_pytorch_tanh"),
+        ("hf-llama-tiny", "speculators-eagle3-relu", "relu"),
+    ],
+)
+def test_an_activation_is_a_note_to_validate_and_refused_by_manifest(
+    target: str, name: str | None, act: str
+) -> None:
+    (said,) = load(str(CHECKPOINTS / (name or target))).diagnostics
+    assert (said.code, said.severity, said.found) == ("SD813", "info", act)
+    with pytest.raises(DiagnosticError) as raised:
+        emit_manifest(str(CHECKPOINTS / target), None if name is None else str(CHECKPOINTS / name))
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.expected, found.found) == ("SD716", "silu", act)
 
 
 def test_a_draft_without_its_last_norm_is_no_manifest() -> None:

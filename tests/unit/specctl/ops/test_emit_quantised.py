@@ -26,3 +26,4 @@ def test_quantised_weights_are_refused_with_their_number(
     (found,) = [d for d in raised.value.diagnostics if d.code == "SD716"]
     assert word in found.message
     assert found.found == "F8_E4M3"
+    assert "SD206" not in {d.code for d in raised.value.diagnostics}
