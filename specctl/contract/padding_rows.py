@@ -3,7 +3,8 @@
 Rows beyond the tokenizer's entries only pad a matrix. The target never chooses such an id and no
 draft proposes one, so tables that differ in them alone belong to the same vocabulary. Without a
 tokenizer nothing tells padding from tokens, and every row counts as a token's.
-*Source:* field report C045; vLLM and Transformers pad embeddings to multiples of 64 to 1024.
+*Source:* `pad_to_multiple_of` of transformers' `resize_token_embeddings`, and vLLM's vocabularies,
+which are padded to multiples of 64.
 """
 
 from __future__ import annotations
