@@ -226,7 +226,13 @@ def _input(
     return RequestInput(
         request_id=name,
         prompt_ids_target=ids_target,
-        params=SamplingParams(temperature=settings.temperature, seed=settings.seed),
+        params=SamplingParams(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            seed=settings.seed,
+        ),
         max_tokens=max_tokens,
         ignore_eos=settings.ignore_eos,
     )

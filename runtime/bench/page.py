@@ -75,8 +75,8 @@ def _conditions(report: BenchReport) -> str:
     settings = report.settings
     prompts = f"prompts of {settings.prompts}" if settings.prompts else "random prompts"
     return (
-        f"{prompts}, at most {settings.max_tokens} new tokens, temperature "
-        f"{settings.temperature:g}, {settings.device} {settings.dtype}; order of the runs of a "
+        f"{prompts}, at most {settings.max_tokens} new tokens, "
+        f"{settings.law}, {settings.device} {settings.dtype}; order of the runs of a "
         f"point: {', '.join(settings.points[0].order)}; medians, ranges over the runs; "
         f"untimed: {settings.warm_up}."
     )

@@ -68,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         verification: `seeded`, or `rejection`, which claims no equality where it samples.
         layout: stages and ranks, where they run and how tensors travel between them.
         warm_up: what was run untimed; the default is what earlier versions ran.
+        filters: `top_k`, `top_p` and `min_p` where they may cut a sampled law.
     """
 
     manifest: str | None
@@ -92,6 +93,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     points: list[PointSettings]
     layout: str = "one stage"
     warm_up: str = "8 tokens of the first requests before each run"
+    filters: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def law(self) -> str:
+        """What tokens are drawn from, in words."""
+        filters = self.filters or {}
+        cuts = (f", {name.replace('_', '-')} {value:g}" for name, value in filters.items())
+        return f"temperature {self.temperature:g}{''.join(cuts)}"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

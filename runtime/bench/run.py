@@ -280,6 +280,15 @@ def _reference(
     )
 
 
+def _filters(settings: BenchSettings) -> dict[str, float]:
+    """Return the filters that may drop an id, none for greedy answers."""
+    if settings.temperature == 0:
+        return {}
+    given = {"top_k": settings.top_k, "top_p": settings.top_p, "min_p": settings.min_p}
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return {name: value for name, value in given.items() if value != neutral[name]}
+
+
 def _settings(
     manifest: Path | None,
     loaded: Loaded,
@@ -300,6 +309,7 @@ def _settings(
         num_prompts=max(len(point.workload.prompts) for point in points),
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
+        filters=_filters(settings) or msgspec.UNSET,
         seed=settings.seed,
         repeats=settings.repeats,
         ignore_eos=settings.ignore_eos,

@@ -42,6 +42,7 @@ class BenchSettings:
         limit: first so many prompts, None: all.
         turns: `both` asks the second question of a conversation after the first answer.
         temperature: 0 is greedy.
+        top_k: 0 keeps all ids; this, `top_p` and `min_p` count above temperature 0.
         concurrency: requests that run at once, one point each; as many random prompts are made.
         repeats: runs of each arm, in the order A B, B A, A B, ...
         reference: file of reference continuations (target ids), None: no comparison.
@@ -64,6 +65,9 @@ class BenchSettings:
     turns: Turns = "first"
     max_tokens: int = 128
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
     concurrency: tuple[int, ...] = (1,)
     repeats: int = DEFAULT_REPEATS
@@ -90,6 +94,9 @@ class GenerateOptions:
     is_chat: bool | None
     max_tokens: int
     temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
     seed: int
     has_comparison: bool
 

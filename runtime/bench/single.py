@@ -96,7 +96,13 @@ def _request(manifest: Manifest, directory: Path, options: GenerateOptions) -> R
     return RequestInput(
         request_id="answer",
         prompt_ids_target=ids,
-        params=SamplingParams(temperature=options.temperature, seed=options.seed),
+        params=SamplingParams(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            seed=options.seed,
+        ),
         max_tokens=options.max_tokens,
     )
 

@@ -28,8 +28,8 @@ def _title(report: BenchReport) -> str:
         prompts = f"{settings.num_prompts} prompts of {settings.prompts}"
     layout = "" if settings.layout == "one stage" else f", {settings.layout}"
     return (
-        f"{prompts}, at most {settings.max_tokens} new tokens, temperature "
-        f"{settings.temperature:g}, {settings.device} {settings.dtype}{layout}; untimed: "
+        f"{prompts}, at most {settings.max_tokens} new tokens, "
+        f"{settings.law}, {settings.device} {settings.dtype}{layout}; untimed: "
         f"{settings.warm_up}"
     )
 

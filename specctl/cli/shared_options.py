@@ -235,7 +235,29 @@ ForceAnchorLayout = Annotated[
 Temperature = Annotated[
     float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
 ]
+TopK = Annotated[
+    int, typer.Option("--top-k", min=0, help="Draw from so many likeliest ids; 0: from all.")
+]
+TopP = Annotated[
+    float,
+    typer.Option("--top-p", min=0, max=1, help="Draw from the likeliest ids of this mass."),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        "--min-p", min=0, max=1, help="Drop ids less likely than this share of the likeliest."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Noise of a temperature above 0.")]
+
+
+def check_filters(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    """Refuse filters of a draw where nothing is drawn."""
+    if temperature == 0 and (top_k > 0 or top_p < 1 or min_p > 0):
+        raise typer.BadParameter(
+            "the likeliest token is taken at temperature 0: give --temperature, too",
+            param_hint="--top-k, --top-p, --min-p",
+        )
 
 
 def parse_layer_ids(text: str | None) -> tuple[int, ...] | None:

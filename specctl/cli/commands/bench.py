@@ -24,6 +24,7 @@ from specctl.cli.shared_options import (
     LengthModeOption,
     LoadFormat,
     MaxNgram,
+    MinP,
     NumSpeculativeTokens,
     PipelineParallel,
     PrefillBuckets,
@@ -34,7 +35,10 @@ from specctl.cli.shared_options import (
     StagesInProcess,
     Temperature,
     TensorParallel,
+    TopK,
+    TopP,
     Verification,
+    check_filters,
     optional_integers,
     parse_draft_counts,
     value_of,
@@ -101,6 +105,9 @@ def bench(
         int, typer.Option("--max-tokens", min=1, help="New tokens for each prompt at most.")
     ] = 128,
     temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     seed: Seed = 0,
     concurrency: Annotated[
         str,
@@ -205,6 +212,7 @@ def bench(
         _report(main.read_raw(reanalyze), json=json, out=out or reanalyze, is_new=False)
         return
     _check(manifest, shape, prompts, prompt_tokens)
+    check_filters(temperature, top_k, top_p, min_p)
     aim = _accept_length(accept_length, force_accept_length)
     settings = main.BenchSettings(
         prompts=prompts,
@@ -215,6 +223,9 @@ def bench(
         turns=turns.value,
         max_tokens=max_tokens,
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         seed=seed,
         concurrency=_numbers(concurrency, "--concurrency"),
         repeats=repeats,

@@ -23,6 +23,7 @@ from specctl.cli.shared_options import (
     LengthModeOption,
     LoadFormat,
     MaxNgram,
+    MinP,
     NumSpeculativeTokens,
     PipelineParallel,
     PrefillBuckets,
@@ -33,7 +34,10 @@ from specctl.cli.shared_options import (
     StagesInProcess,
     Temperature,
     TensorParallel,
+    TopK,
+    TopP,
     Verification,
+    check_filters,
     optional_integers,
     parse_draft_counts,
     value_of,
@@ -59,6 +63,9 @@ def generate(
         int, typer.Option("--max-tokens", min=1, help="New tokens at most.")
     ] = 256,
     temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     seed: Seed = 0,
     num_speculative_tokens: NumSpeculativeTokens = None,
     length_mode: LengthModeOption = None,
@@ -93,6 +100,7 @@ def generate(
     from runtime import main
 
     drafts = parse_draft_counts(num_speculative_tokens, length_mode)
+    check_filters(temperature, top_k, top_p, min_p)
     if no_speculation and (
         compare or proposer is not None or drafts.num_speculative_tokens or drafts.length_mode
     ):
@@ -128,6 +136,9 @@ def generate(
         is_chat=chat,
         max_tokens=max_tokens,
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         seed=seed,
         has_comparison=compare,
     )

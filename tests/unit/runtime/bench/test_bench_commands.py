@@ -56,6 +56,16 @@ def test_generate_refuses_what_contradicts_itself(
     assert "SD909" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["generate", "m.yaml", "a"], ["bench", "m.yaml"]])
+@pytest.mark.parametrize("filters", [["--top-k", "5"], ["--top-p", "0.9"], ["--min-p", "0.1"]])
+def test_filters_without_a_temperature_are_refused(
+    capsys: pytest.CaptureFixture[str], command: list[str], filters: list[str]
+) -> None:
+    prompts = [] if command[0] == "generate" else ["--prompts", "p.json"]
+    assert run([*command, *prompts, *filters]) == 2
+    assert "--temperature" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["generate", "bench"])
 def test_a_limit_of_other_processes_has_no_effect_in_one(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -253,6 +253,24 @@ def test_sampling_is_identical_too(tiny_pair: Path, prompts: Path) -> None:
     assert requests_of(plain)[0].ids != requests_of(raw)[0].ids
 
 
+def test_filters_cut_the_law_and_stand_in_the_report(tiny_pair: Path, prompts: Path) -> None:
+    def drawn(**filters: float) -> main.RawBench:
+        given = {"temperature": 1.0, "seed": 3, "max_tokens": 6} | filters
+        return records(tiny_pair, prompts=prompts, repeats=1, **given)
+
+    greedy, plain, least = drawn(temperature=0.0), drawn(), drawn(top_k=1)
+    answers = [[record.ids for record in requests_of(raw)] for raw in (greedy, plain, least)]
+    assert answers[0] == answers[2] != answers[1]
+    cut = drawn(top_p=0.5, min_p=0.125)
+    report = main.summarise(cut)
+    assert report.identical is not None
+    assert report.identical.equal == 4
+    assert cut.settings.law == "temperature 1, top-p 0.5, min-p 0.125"
+    assert cut.settings.law in main.report_page(report)
+    assert plain.settings.law == "temperature 1"
+    assert "filters" not in msgspec.json.decode(msgspec.json.encode(plain.settings))
+
+
 def test_gamma_and_proposer_are_used(tiny_pair: Path, prompts: Path) -> None:
     engine = main.EngineOptions(device="cpu", proposer="ngram", num_speculative_tokens=2)
     (point,) = bench(tiny_pair, engine, prompts=prompts, limit=1).points
