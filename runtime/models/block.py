@@ -318,6 +318,10 @@ class BlockModel:
         """Return fp32 logits [M, R] over draft ids, before any correction."""
         return self.head.logits(hidden_MH)
 
+    def best_ids(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        """Return int64 target ids [M]: the highest base logits, the lowest draft id on a tie."""
+        return self.head.argmax(hidden_MH, names_V=self.draft_to_target_R)
+
     def select(
         self, logits_MR: torch.Tensor, ids_target_M: torch.Tensor, hidden_MH: torch.Tensor
     ) -> torch.Tensor:

@@ -21,12 +21,12 @@ class MarkovStep:
     """What a Markov head makes of one slot.
 
     Args:
-        bias_BR: fp32, added to the slot's logits over draft ids.
+        features_BM: what the correction is made of; see `Markov.bias`.
         previous_BM: embedding of the token before the slot, which the confidence head reads.
         state_BM: of the recurrence, for the next slot.
     """
 
-    bias_BR: torch.Tensor
+    features_BM: torch.Tensor
     previous_BM: torch.Tensor
     state_BM: torch.Tensor
 
@@ -66,6 +66,15 @@ class Markov:
             mixer_bias=None if name is None else take(f"{name}.bias"),
         )
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a slot changes the state of the next one."""
+        return self.facts.kind == "rnn"
+
+    def embed(self, ids_target_N: torch.Tensor) -> torch.Tensor:
+        """Return [N, M], the embeddings of tokens before a slot."""
+        return embed(ids_target_N, self.w1_VM)
+
     def initial_state(self, num_requests: int) -> torch.Tensor:
         """Return the zero state [B, M] before slot 0; only the recurrence changes it."""
         return self.w1_VM.new_zeros((num_requests, self.facts.rank))
@@ -73,14 +82,14 @@ class Markov:
     def step(
         self, ids_target_B: torch.Tensor, hidden_BH: torch.Tensor, state_BM: torch.Tensor
     ) -> MarkovStep:
-        """Return the correction of one slot.
+        """Return what the correction of one slot is made of.
 
         Args:
             ids_target_B: int64, the token before the slot's prediction.
             hidden_BH: the slot's normed state.
             state_BM: of the slot before.
         """
-        previous = embed(ids_target_B, self.w1_VM)
+        previous = self.embed(ids_target_B)
         features = previous
         if self.facts.kind == "gated":
             gate = torch.sigmoid(self._mix(torch.cat((hidden_BH, previous), dim=1)))
@@ -91,9 +100,11 @@ class Markov:
             gate = torch.sigmoid(gate)
             state_BM = gate * state_BM + (1.0 - gate) * torch.tanh(candidate)
             features = torch.tanh(output)
-        return MarkovStep(
-            bias_BR=head_logits(features, self.w2_RM), previous_BM=previous, state_BM=state_BM
-        )
+        return MarkovStep(features_BM=features, previous_BM=previous, state_BM=state_BM)
+
+    def bias(self, features_BM: torch.Tensor) -> torch.Tensor:
+        """Return fp32 [B, R], added to a slot's logits over draft ids."""
+        return head_logits(features_BM, self.w2_RM)
 
     def _mix(self, joined: torch.Tensor) -> torch.Tensor:
         assert self.mixer is not None, f"a {self.facts.kind} head has no mixing weight"
@@ -124,11 +135,11 @@ class Confidence:
         )
 
     def logits(self, hidden_BH: torch.Tensor, previous_BM: torch.Tensor | None) -> torch.Tensor:
-        """Return fp32 [B]: log odds of one slot's draft.
+        """Return fp32 [B]: log odds of the drafts of slots.
 
         Args:
-            hidden_BH: the slot's normed state.
-            previous_BM: `MarkovStep.previous_BM`; None without a Markov head.
+            hidden_BH: the slots' normed states.
+            previous_BM: `MarkovStep.previous_BM`; None where `reads_markov` is false.
         """
         features = hidden_BH
         if self.reads_markov:

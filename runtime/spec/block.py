@@ -235,7 +235,8 @@ class BlockProposer:
                 step = model.markov.step(previous_B[index], hidden_MH, state_BM[index])
                 state_BM = state_BM.index_copy(0, index, step.state_BM)
                 before_MM = step.previous_BM
-                logits_MR = None if logits_MR is None else logits_MR + step.bias_BR
+                if logits_MR is not None:
+                    logits_MR = logits_MR + model.markov.bias(step.features_BM)
             if logits_MR is None:
                 continue
             logits_MR = model.select(logits_MR, previous_B[index], hidden_MH)

@@ -1,4 +1,5 @@
-"""Block drafts on CUDA: no token changes, and drafts with Markov heads are sometimes right."""
+"""Block drafts on CUDA: no token changes, drafts with Markov heads are sometimes right, and rounds
+draft what the eager path reads slot by slot."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 from runtime.config import Overrides
 from runtime.engine.request import RequestInput
 from runtime.spec.types import SamplingParams
+from tests.block_rounds import assert_drafted_alike, model_of, views_of
 from tests.engine_harness import drive, make_rig, prompt_of, reference_ids
 from tests.tiny_block import BlockCase, make_block_world
 
@@ -52,3 +54,18 @@ def test_a_block_draft_changes_no_token(tmp_path: Path, name: str) -> None:
     assert stats.num_drafts > 0
     # The heads are the target's own bigrams: without any hit the draft is read wrongly.
     assert case.markov is None or stats.num_accepted_drafts > 0
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_round_drafts_what_the_eager_path_does(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    world = make_block_world(tmp_path, CASES[name], device=torch.device("cuda", 0), dtype=dtype)
+    greedy, drawn = SamplingParams(), SamplingParams(temperature=0.6, top_k=9, seed=3)
+    rejection = SamplingParams(temperature=0.6, seed=3, verification="rejection")
+    for confidence in ("own", "none", "states"):
+        model = model_of(world, confidence)
+        for params in ((greedy,) * 4, (greedy, drawn) * 2, (greedy, rejection) * 2):
+            for counts in ((4, 4, 4, 4), (1, 4, 0, 2)):
+                assert_drafted_alike(model, views_of(params, counts))

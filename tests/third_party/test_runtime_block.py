@@ -119,7 +119,8 @@ def ours(model: BlockModel, anchor: int) -> dict[str, torch.Tensor | None]:
         if model.markov is not None:
             assert state is not None
             step = model.markov.step(before, hidden[k : k + 1], state)
-            state, previous, logits = step.state_BM, step.previous_BM, logits + step.bias_BR[0]
+            state, previous = step.state_BM, step.previous_BM
+            logits = logits + model.markov.bias(step.features_BM)[0]
         corrected.append(model.select(logits[None], before, hidden[k : k + 1])[0])
         if model.confidence is not None:
             confidence.append(model.confidence.logits(hidden[k : k + 1], previous)[0])

@@ -13,6 +13,7 @@ from runtime.graphs.state import RoundShape
 from tests.engine_harness import World, make_world
 from tests.fake_graph import make_llm
 from tests.launches import LAYER, counted_launches
+from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_last_state import last_state_world
 
 NUM_TARGET_LAYERS = 2
@@ -74,6 +75,19 @@ def test_mtp_has_no_library_operations(batch: int, tmp_path: Path) -> None:
     assert rest == Counter(LAYER * NUM_TARGET_LAYERS) + step + Counter(
         embed_stream=1, finish_round=1, rms_norm=1, keep_rows=1
     )
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_a_block_reads_its_own_head_once(kind: RoundKind, tmp_path: Path) -> None:
+    """The other products with a head are those of the Markov head, one for each draft."""
+    world = make_block_world(tmp_path / "dspark", BlockCase())
+    draft, _ = launches_of(world, "dspark", GAMMA, 4, kind)
+    assert draft["head_logits"] == 1 + GAMMA
+    assert draft["linear"] == 1  # of the confidence head
+    world = make_block_world(tmp_path / "dflash", BlockCase(markov=None, sample_from_anchor=False))
+    draft, _ = launches_of(world, "dflash", GAMMA, 4, kind)
+    assert draft["head_logits"] == (kind == "sampled")
+    assert draft["head_argmax"] == 2 * (kind == "greedy")
 
 
 def test_sampled_rounds_copy_no_row_of_options_twice(world: World) -> None:
