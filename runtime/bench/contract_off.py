@@ -25,7 +25,7 @@ from runtime.bench.timing import sample
 from runtime.config import RuntimeConfig
 from runtime.kernels import Stream, enter_stream, residual_linear, scaled_linear
 from runtime.kernels.fused_table import FusedConfig, FusedOp
-from runtime.kernels.rows import SEGMENT
+from runtime.kernels.rows import attention_segment
 from runtime.kernels.stream import square_tile
 from runtime.kv import KVLayer
 from runtime.loading import LoadedModels
@@ -33,7 +33,7 @@ from runtime.models import TargetModel
 from runtime.models.layers import DecoderLayer
 
 _SAMPLES = 5
-_SEGMENTS = (64, 128, SEGMENT, 512, 1024)
+_SEGMENTS = (64, 128, 256, 512, 1024)
 
 Choice = FusedConfig | Literal["library", "pinned"]
 Product = tuple[FusedOp, int, int]
@@ -46,12 +46,12 @@ class FreeChoices:
 
     Args:
         products: products that are not in it are pinned.
-        segment: keys that attention sums at once.
+        segment: keys that attention sums at once; None pins it.
     """
 
     num_rows: int
     products: Mapping[Product, Choice]
-    segment: int = SEGMENT
+    segment: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ def free_models(models: LoadedModels, choices: FreeChoices) -> LoadedModels:
 
 
 @torch.inference_mode()
-def tune_products(models: LoadedModels, num_rows: int, segment: int = SEGMENT) -> FreeChoices:
+def tune_products(models: LoadedModels, num_rows: int) -> FreeChoices:
     """Return the fastest choice for every product of the layers.
 
     A candidate is timed over the weights of all layers in turn, so that caches do not serve them.
@@ -123,6 +123,7 @@ def tune_products(models: LoadedModels, num_rows: int, segment: int = SEGMENT) -
         }
         times = sample(steps, lambda: None, _SAMPLES, target.device)
         products[product] = min(times, key=lambda choice: sorted(times[choice])[_SAMPLES // 2])
+    segment = attention_segment(target.layers[0].attention.head_dim)
     return FreeChoices(num_rows=num_rows, products=products, segment=segment)
 
 

@@ -320,12 +320,12 @@ def silence_fact(limits: Limits) -> dict[str, str]:
 
 def kernel_facts(device: torch.device) -> dict[str, str]:
     """Return what makes bits on a device."""
-    facts = {"torch": str(torch.__version__)}
+    facts = {"torch": str(torch.__version__), "gemm_table": gemm_table_digest()}
     if device.type != "cuda":
         machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
         return facts | {"architecture": machine}
     major, minor = torch.cuda.get_device_capability(device)
-    return facts | {"architecture": f"sm_{major}{minor}", "gemm_table": gemm_table_digest()}
+    return facts | {"architecture": f"sm_{major}{minor}"}
 
 
 def follow_role(site: RoleSite) -> RoleRank:

@@ -22,7 +22,7 @@ from runtime.engine.caches import Caches
 from runtime.engine.engine import Engine
 from runtime.engine.request import RequestInput
 from runtime.kernels import accept, paged_attention
-from runtime.kernels.rows import SEGMENT
+from runtime.kernels.rows import attention_segment
 from runtime.kv import KVLayer
 from runtime.loading import LoadedModels
 from runtime.models import TargetModel
@@ -86,12 +86,13 @@ def warm_up(engine: Engine, models: LoadedModels, caches: Caches) -> WarmUp:
     attend_everywhere(
         _attention_kinds(models, caches),
         most_tiles=min(most_rows, config.max_num_requests + most_rows // ROW_TILE_ROWS),
-        most_segments=-(-config.max_model_len // SEGMENT),
+        max_length=config.max_model_len,
     )
     _choose_everywhere(models.target, config.num_speculative_tokens)
+    segment = attention_segment(models.target.facts.decoder.head_dim)
     timings: list[tuple[int, float]] = []
     for num_rows in row_counts(config.max_num_batched_tokens):
-        prompts = _prompts(config, num_rows)
+        prompts = _prompts(config, num_rows, segment)
         if not prompts or _run(engine, prompts) is None:
             break  # larger ones fit into neither cache nor memory
         seconds = _run(engine, prompts)
@@ -108,7 +109,7 @@ def warm_up(engine: Engine, models: LoadedModels, caches: Caches) -> WarmUp:
 
 
 def attend_everywhere(
-    kinds: Iterable[tuple[int, KVLayer]], *, most_tiles: int, most_segments: int
+    kinds: Iterable[tuple[int, KVLayer]], *, most_tiles: int, max_length: int
 ) -> None:
     """Launch attention with every number of row tiles and of segments.
 
@@ -118,15 +119,16 @@ def attend_everywhere(
     Args:
         kinds: query heads and a layer of the pool.
         most_tiles: of a forward.
-        most_segments: of a request.
+        max_length: positions of a request at most.
 
     Sync: none.
     """
     for heads, layer in kinds:
+        segment = attention_segment(layer.k.shape[3])
         for num_tiles in _spaced(most_tiles):
-            for num_segments in _spaced(most_segments):
+            for num_segments in _spaced(-(-max_length // segment)):
                 try:
-                    _attend(heads, layer, num_tiles, num_segments)
+                    _attend(heads, layer, num_tiles, num_segments * segment)
                 except torch.OutOfMemoryError:  # nor would such a forward have room
                     torch.cuda.empty_cache()
 
@@ -140,7 +142,7 @@ def _attention_kinds(models: LoadedModels, caches: Caches) -> Iterable[tuple[int
     return {(heads, layer.k.shape[1:]): (heads, layer) for heads, layer in pairs}.values()
 
 
-def _attend(num_heads: int, layer: KVLayer, num_tiles: int, num_segments: int) -> None:
+def _attend(num_heads: int, layer: KVLayer, num_tiles: int, max_length: int) -> None:
     """Attend from tiles of one row to the first key of block 0, which nobody reads for real."""
     zeros_N = torch.zeros(num_tiles, dtype=torch.int64, device=layer.k.device)
     request_N = zeros_N.int()
@@ -150,7 +152,7 @@ def _attend(num_heads: int, layer: KVLayer, num_tiles: int, num_segments: int) -
         slots_N=zeros_N,
         row_request_N=request_N,
         block_tables_BT=request_N[:1].view(1, 1),
-        max_length=num_segments * SEGMENT,
+        max_length=max_length,
         tiles_U2=torch.stack(
             (torch.arange(num_tiles, device=zeros_N.device), zeros_N + 1), 1
         ).int(),
@@ -184,13 +186,13 @@ def _spaced(most: int) -> list[int]:
     )
 
 
-def _prompts(config: RuntimeConfig, num_rows: int) -> list[RequestInput]:
+def _prompts(config: RuntimeConfig, num_rows: int, segment: int) -> list[RequestInput]:
     """Return requests whose prompts have so many tokens together; none where they do not fit.
 
-    Prompts are of one attention segment where that suffices.
+    Prompts are of one attention `segment` where that suffices.
     """
     longest = min(config.prefill_chunk_size, config.max_model_len - 1)
-    count = -(-num_rows // min(longest, SEGMENT))
+    count = -(-num_rows // min(longest, segment))
     count = min(count, config.max_num_requests)
     lengths = [num_rows // count + (index < num_rows % count) for index in range(count)]
     if max(lengths) > longest or not _fits(config, lengths, 1):

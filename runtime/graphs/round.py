@@ -380,7 +380,7 @@ def context_buckets(max_length: int, *, first: int = 256) -> tuple[int, ...]:
 
     Args:
         max_length: tokens of a request at most.
-        first: the smallest, one attention segment.
+        first: the smallest, one attention segment or two.
     """
     sizes: list[int] = []
     size = first

@@ -1,13 +1,14 @@
 """Attention of packed rows over the paged pool.
 
-Keys are taken in segments of SEGMENT keys anchored at absolute positions, each reduced on its own
-and combined in ascending order. Keys beyond a row's limit contribute exactly +0, and a segment that
-is masked for a row leaves its running state as it was, so neither the longest request in the batch
-nor the rows beside it change a row's bits.
+Keys are taken in segments anchored at absolute positions, of a size that follows the head size
+alone (`attention_segment`), each reduced on its own and combined in ascending order. Keys beyond a
+row's limit contribute exactly +0, and a segment that is masked for a row leaves its running state
+as it was, so neither the longest request in the batch nor the rows beside it change a row's bits.
 
 CPU: tiles of ROW_TILE rows of one request, padded, so every product has one shape per model.
 
-Legend: M rows, H query heads, G key heads, P head size, R rows of a tile times H / G.
+Legend: M rows, H query heads, G key heads, P head size, R rows of a tile times H / G,
+S keys of a segment.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from runtime.batch import PreparedBatch
 from runtime.kernels.kv_write import write_kv
 from runtime.kernels.norm import HeadNorms, head_rms_norm
 from runtime.kernels.rope import apply_rope
-from runtime.kernels.rows import ROW_TILE, SEGMENT, fixed_exp
+from runtime.kernels.rows import ROW_TILE, attention_segment, fixed_exp
 from runtime.kv import KVLayer
 
 ROUND_LAYOUTS: Mapping[str, Literal["packed", "dense"]] = {"cpu": "packed", "cuda": "dense"}
@@ -73,7 +74,7 @@ def attend_new_rows(
     scale: float,
     norms: HeadNorms | None = None,
     window: int | None = None,
-    segment: int = SEGMENT,
+    segment: int | None = None,
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, write keys and values to the pool, and attend.
 
@@ -87,8 +88,9 @@ def attend_new_rows(
         scale: as in `paged_attention`.
         norms: of the query and key heads, or None.
         window: as in `paged_attention`.
-        segment: another one leaves the contract: it sums keys in another order, and only where one
-            CUDA kernel does all of this (benchmarks only).
+        segment: keys of a segment, None those of `attention_segment`. Others leave the contract:
+            they sum keys in another order, and only where one CUDA kernel does all of this
+            (benchmarks only).
 
     Returns:
         [M, H, P], dtype of `q_MHP`.
@@ -217,8 +219,10 @@ def _attend_tile(
     first_key = 0 if window is None else max(0, min(tile.positions) - window + 1)
     last_key = max(tile.limits)
     running: _Running | None = None
-    for segment in range(first_key // SEGMENT, last_key // SEGMENT + 1):
-        keys = range(max(first_key, segment * SEGMENT), min(last_key + 1, (segment + 1) * SEGMENT))
+    size = attention_segment(head_dim)
+    for start in range(first_key // size * size, last_key + 1, size):
+        segment = range(start, start + size)
+        keys = range(max(first_key, segment.start), min(last_key + 1, segment.stop))
         k_GSP = _load_segment(layer.k, tile.blocks, segment, keys)
         v_GSP = _load_segment(layer.v, tile.blocks, segment, keys)
         bias_TS = _segment_bias(limits_T1, positions_T1, segment, window)
@@ -232,30 +236,30 @@ def _attend_tile(
 
 
 def _load_segment(
-    pool: torch.Tensor, blocks: torch.Tensor, segment: int, keys: range
+    pool: torch.Tensor, blocks: torch.Tensor, segment: range, keys: range
 ) -> torch.Tensor:
-    """Gather a segment as float32 [G, SEGMENT, P], zero where no row of the tile looks."""
+    """Gather a segment as float32 [G, S, P], zero where no row of the tile looks."""
     _, num_kv_heads, kv_block_size, head_dim = pool.shape
-    first_block = segment * SEGMENT // kv_block_size
+    first_block = segment.start // kv_block_size
     last_block = (keys.stop - 1) // kv_block_size
     num_blocks = last_block + 1 - first_block
-    skip = segment * SEGMENT - first_block * kv_block_size
-    width = max(num_blocks * kv_block_size, skip + SEGMENT)
+    skip = segment.start - first_block * kv_block_size
+    width = max(num_blocks * kv_block_size, skip + len(segment))
     out = torch.empty((num_kv_heads, width, head_dim), dtype=torch.float32)
     copied = out[:, : num_blocks * kv_block_size]
     gathered = torch.index_select(pool, 0, blocks[first_block : last_block + 1])
     copied.unflatten(1, (num_blocks, kv_block_size)).copy_(gathered.transpose(0, 1))
-    base = segment * SEGMENT - skip
+    base = segment.start - skip
     out[:, : keys.start - base] = 0.0
     out[:, keys.stop - base :] = 0.0
-    return out[:, skip : skip + SEGMENT].contiguous()
+    return out[:, skip : skip + len(segment)].contiguous()
 
 
 def _segment_bias(
-    limits_T1: torch.Tensor, positions_T1: torch.Tensor, segment: int, window: int | None
+    limits_T1: torch.Tensor, positions_T1: torch.Tensor, segment: range, window: int | None
 ) -> torch.Tensor:
-    """Give minus infinity for keys that a row must not see, else 0, [T, SEGMENT]."""
-    keys_S = torch.arange(segment * SEGMENT, (segment + 1) * SEGMENT)
+    """Give minus infinity for keys that a row must not see, else 0, [T, S]."""
+    keys_S = torch.arange(segment.start, segment.stop)
     hidden_TS = keys_S > limits_T1
     if window is not None:
         hidden_TS |= keys_S <= positions_T1 - window

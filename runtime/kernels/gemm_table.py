@@ -18,7 +18,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from runtime.kernels.fused_table import fused_table_facts
-from runtime.kernels.rows import SEGMENT
+from runtime.kernels.rows import SEGMENT_RULE
 from runtime.kernels.tile_rules import (
     BLOCK_M_CHOICES,
     block_m_for,
@@ -145,7 +145,7 @@ def gemm_table_digest() -> str:
         "tabled_arch": _TABLED_ARCH,
         "rule": [_RULE_VERSION, _MAX_SPLIT_K, *rule_facts()],
         "fused": fused_table_facts(),
-        "attention": [SEGMENT, ATTENTION_TILE, _ATTENTION_BYTES],
+        "attention": [SEGMENT_RULE, ATTENTION_TILE, _ATTENTION_BYTES],
     }
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()

@@ -19,13 +19,13 @@ from runtime.config.values import dtype_name
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.head import head_logits
 from runtime.kernels.linear import linear
-from runtime.kernels.rows import ROW_TILE, SEGMENT
+from runtime.kernels.rows import ROW_TILE, attention_segment
 from runtime.kv import KVLayer
 
 _SHIFTS = (0, 1, 6, 11)
 _CUDA_ROWS = (20, 48)  # with a single row, these reach every BLOCK_M
 _PROBE_KV_BLOCK_SIZE = 64
-_PROBE_LENGTH = SEGMENT + 44
+_PROBE_KEYS = 44  # of a second segment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,8 @@ def attention_invariance_probe(
 
     Sync: yes.
     """
-    num_blocks = -(-_PROBE_LENGTH // _PROBE_KV_BLOCK_SIZE)
+    length = attention_segment(head_dim) + _PROBE_KEYS
+    num_blocks = -(-length // _PROBE_KV_BLOCK_SIZE)
     kv_shape = (num_blocks, num_kv_heads, _PROBE_KV_BLOCK_SIZE, head_dim)
     generator = torch.Generator().manual_seed(1)
     k, v, q = (
@@ -100,7 +101,7 @@ def attention_invariance_probe(
 
     def attend(positions_M1: torch.Tensor) -> torch.Tensor:
         positions = positions_M1.squeeze(1)
-        queries = q[positions - (_PROBE_LENGTH - ROW_TILE)]
+        queries = q[positions - (length - ROW_TILE)]
         count = positions.shape[0]
         batch = PreparedBatch(
             ids_target_N=positions,
@@ -108,11 +109,11 @@ def attention_invariance_probe(
             slots_N=positions,
             row_request_N=torch.zeros(count, dtype=torch.int32, device=device),
             block_tables_BT=table,
-            max_length=_PROBE_LENGTH,
+            max_length=length,
         )
         return paged_attention(queries, layer, batch, scale=head_dim**-0.5).flatten(1)
 
-    positions = torch.arange(_PROBE_LENGTH - ROW_TILE, _PROBE_LENGTH, device=device)
+    positions = torch.arange(length - ROW_TILE, length, device=device)
     worst = _placement_difference(attend, positions.unsqueeze(1))
     heads = f"{num_heads} query and {num_kv_heads} key heads of {head_dim}"
     return RowInvariance(

@@ -185,7 +185,13 @@ def test_activation_rows(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "kv_block_size", "window"),
-    [(9, 3, 64, 16, None), (9, 3, 64, 16, 300), (2, 2, 8, 4, 20), (4, 1, 16, 48, None)],
+    [
+        (9, 3, 64, 16, None),
+        (9, 3, 64, 16, 300),
+        (2, 2, 8, 4, 20),
+        (4, 1, 16, 48, None),
+        (2, 1, 72, 48, None),  # segments of a wide head begin inside of blocks
+    ],
 )
 def test_attention_rows(
     num_heads: int,
@@ -277,7 +283,7 @@ def test_negative_control_a_segment_size_that_follows_the_batch_differs(
 
     def attend_by_count(q: torch.Tensor, layer: KVLayer, batch: object) -> torch.Tensor:
         longest = batch.max_length  # type: ignore[attr-defined]
-        monkeypatch.setattr(attention_module, "SEGMENT", -(-longest // 4))
+        monkeypatch.setattr(attention_module, "attention_segment", lambda _: -(-longest // 4))
         return kernels.paged_attention(q, layer, batch, scale=0.125)  # type: ignore[arg-type]
 
     rows = tail_rows(requests, 8)

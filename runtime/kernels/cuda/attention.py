@@ -35,7 +35,7 @@ from runtime.kernels.cuda.device import (
 )
 from runtime.kernels.gemm_table import attention_tile
 from runtime.kernels.norm import HeadNorms
-from runtime.kernels.rows import SEGMENT
+from runtime.kernels.rows import attention_segment
 from runtime.kernels.tile_rules import Overlap, num_sms
 from runtime.kv import KVLayer
 
@@ -184,13 +184,13 @@ def launch_paged_attention(
     window: int | None = None,
     new: NewRows | None = None,
     overlap: bool | None = None,
-    segment: int = SEGMENT,
+    segment: int | None = None,
     in_turn: bool | None = None,
 ) -> torch.Tensor:
     """Launch `paged_attention`, or with `new` the fused `attend_new_rows` of a dense batch.
 
-    `overlap` and `in_turn` replace what is chosen (tests, tuning). Another `segment`, a power of
-    two, sums in another order (benchmarks only).
+    `overlap` and `in_turn` replace what is chosen (tests, tuning). A `segment`, a power of two,
+    other than `attention_segment` sums in another order (benchmarks only).
     """
     is_whole = layer.k.is_contiguous() and layer.v.is_contiguous()
     assert is_whole, "each pool is one block of memory"
@@ -202,12 +202,11 @@ def launch_paged_attention(
     tiles = batch.tiles_U2 if batch.rows_per_request is None else None
     width = ROW_TILE_ROWS if tiles is not None else batch.rows_per_request or 1
     constants = segment_constants(
-        num_heads, num_kv_heads, head_dim, kv_block_size, width, q_MHP.element_size()
+        num_heads, num_kv_heads, head_dim, kv_block_size, width, q_MHP.element_size(), segment
     )
-    constants |= {"SEGMENT_KEYS": segment, "TILE": min(constants["TILE"], segment)}
     groups = tiles.shape[0] if tiles is not None else q_MHP.shape[0] // width
     num_tiles = groups * constants["PARTS"]
-    num_segments = ceil_div(batch.max_length, segment)
+    num_segments = ceil_div(batch.max_length, constants["SEGMENT_KEYS"])
     if in_turn is None:
         in_turn = num_segments > 1 and rows_fill(q_MHP.device, num_tiles * num_kv_heads)
     num_parts = 1 if in_turn else num_segments
@@ -324,11 +323,13 @@ def segment_constants(
     kv_block_size: int,
     width: int,
     element_bytes: int,
+    segment: int | None = None,
 ) -> dict[str, int]:
     """Return the compile-time arguments of `attention_segment_kernel` that are no flags.
 
     `width` is the rows of each request of a dense batch, or the most rows of a row tile.
     """
+    segment = attention_segment(head_dim) if segment is None else segment
     group = num_heads // num_kv_heads
     is_narrow = head_dim <= 64 and width >= ROW_TILE_ROWS  # the new keys of a verify take registers
     packed = _MOST_PACKED if is_narrow else _MOST_PACKED // 2
@@ -339,8 +340,8 @@ def segment_constants(
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "KV_BLOCK_SIZE": kv_block_size,
-        "SEGMENT_KEYS": SEGMENT,
-        "TILE": attention_tile(head_dim, element_bytes=element_bytes),
+        "SEGMENT_KEYS": segment,
+        "TILE": min(segment, attention_tile(head_dim, element_bytes=element_bytes)),
         "WIDTH": width,
         "PART_ROWS": part_rows,
         "PARTS": ceil_div(width, part_rows),

@@ -14,7 +14,6 @@ from runtime.kernels import (
     linear,
     scaled_linear,
 )
-from runtime.kernels.rows import SEGMENT
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.layers.ranked import add_to_stream, rank_linear
 from runtime.models.layers.roles import TensorSource
@@ -160,11 +159,11 @@ class Attention:
         cache: KVLayer,
         cos_sin_TP: torch.Tensor,
         *,
-        segment: int = SEGMENT,
+        segment: int | None = None,
     ) -> torch.Tensor:
         """Norm, rotate, write to the cache and attend; return [N, H P].
 
-        Another `segment` leaves the exactness contract (`attend_new_rows`).
+        Given a `segment` it leaves the exactness contract (`attend_new_rows`).
         """
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         q, k, v = torch.split(

@@ -15,7 +15,7 @@ from runtime.batch import ROW_TILE_ROWS, PreparedBatch
 from runtime.engine.prefill_costs import PrefillCosts
 from runtime.engine.warm_up import attend_everywhere, warm_up
 from runtime.kernels.attention import paged_attention
-from runtime.kernels.rows import SEGMENT
+from runtime.kernels.rows import attention_segment
 from runtime.kv import KVLayer
 from tests.engine_harness import World, make_world
 from tests.fake_graph import eager_twin, make_llm
@@ -81,7 +81,8 @@ def test_attention_of_any_size_has_a_variant_that_was_launched(
     kind, most_tiles = (heads, KVLayer(k=pool, v=pool)), 200
     variants = Variants()
     with variants.noted(), variants.launching():
-        attend_everywhere([kind], most_tiles=most_tiles, most_segments=most_segments)
+        length = most_segments * attention_segment(head_dim)
+        attend_everywhere([kind], most_tiles=most_tiles, max_length=length)
         warm = set(variants.seen)
         for num_tiles in range(1, most_tiles + 1):
             for num_segments in {*range(1, min(most_segments, 9) + 1), most_segments}:
@@ -93,13 +94,14 @@ def test_attention_of_any_size_has_a_variant_that_was_launched(
 def attend(heads: int, layer: KVLayer, num_tiles: int, num_segments: int) -> None:
     """Attend from tiles of 16 rows."""
     rows_N = torch.zeros(num_tiles * ROW_TILE_ROWS, dtype=torch.int64)
+    length = num_segments * attention_segment(layer.k.shape[3])
     batch = PreparedBatch(
         ids_target_N=rows_N,
         positions_N=rows_N,
         slots_N=rows_N,
         row_request_N=rows_N.int(),
-        block_tables_BT=torch.zeros((1, num_segments * SEGMENT), dtype=torch.int32),
-        max_length=num_segments * SEGMENT - 1,
+        block_tables_BT=torch.zeros((1, length), dtype=torch.int32),
+        max_length=length - 1,
         tiles_U2=torch.zeros((num_tiles, 2), dtype=torch.int32),
     )
     q_NHP = torch.empty((rows_N.shape[0], heads, layer.k.shape[3]), dtype=layer.k.dtype)

@@ -93,4 +93,7 @@ def test_the_digest_follows_every_entry(monkeypatch: pytest.MonkeyPatch) -> None
     changed = gemm_table_digest()
     assert changed != before
     monkeypatch.setattr(gemm_table, "ATTENTION_TILE", 32)
-    assert gemm_table_digest() not in (before, changed)
+    narrow = gemm_table_digest()
+    assert narrow not in (before, changed)
+    monkeypatch.setattr(gemm_table, "SEGMENT_RULE", ((1 << 20, 1024),))
+    assert gemm_table_digest() not in (before, changed, narrow)
