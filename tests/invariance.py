@@ -130,13 +130,15 @@ def row_dependent_residual_linear(
     *,
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
+    out_MD: torch.Tensor | None = None,
     most_whole: int = 1,
 ) -> Stream:
     """Add `row_dependent_linear` to the stream: the negative control of dense layers."""
     product = row_dependent_linear(
         x_MK, weight_DK, bias_D, out_dtype=torch.float32, most_whole=most_whole
     )
-    return enter_stream((product + residual_MD.float()).to(residual_MD.dtype), norm_D)
+    stream_MD = (product + residual_MD.float()).to(residual_MD.dtype)
+    return enter_stream(stream_MD if out_MD is None else out_MD.copy_(stream_MD), norm_D)
 
 
 def random_ids(count: int, *, seed: int) -> list[int]:

@@ -68,8 +68,10 @@ class FreeLayer(DecoderLayer):
         cos_sin_TP: torch.Tensor,
         *,
         next_norm_D: torch.Tensor,
+        out_ND: torch.Tensor | None = None,
     ) -> Stream:
         """Run the layer; see `DecoderLayer.advance`."""
+        assert out_ND is None, "nobody captures states of a target without the contract"
         choices, attention, mlp = self.choices, self.attention, self.mlp
         if batch.num_rows != choices.num_rows:
             return DecoderLayer.advance(

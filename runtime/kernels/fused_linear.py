@@ -54,6 +54,7 @@ def residual_linear(
     *,
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
+    out_MD: torch.Tensor | None = None,
 ) -> Stream:
     """Multiply rows by a weight and add them to the stream.
 
@@ -63,6 +64,7 @@ def residual_linear(
         bias_D: [D] or None.
         residual_MD: the stream, not modified.
         norm_D: [D], weight of the norm that comes next.
+        out_MD: takes the new stream's own rows, with any stride between them; None: anywhere.
 
     Returns:
         The new stream at that norm.
@@ -75,9 +77,11 @@ def residual_linear(
         from runtime.kernels.cuda.fused_linear import launch_residual_linear
 
         return launch_residual_linear(
-            x_MK, weight_DK, bias_D, residual_MD=residual_MD, norm_D=norm_D
+            x_MK, weight_DK, bias_D, residual_MD=residual_MD, norm_D=norm_D, out_MD=out_MD
         )
-    return residual_linear_twin(x_MK, weight_DK, bias_D, residual_MD=residual_MD, norm_D=norm_D)
+    return residual_linear_twin(
+        x_MK, weight_DK, bias_D, residual_MD=residual_MD, norm_D=norm_D, out_MD=out_MD
+    )
 
 
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -118,7 +122,9 @@ def residual_linear_twin(
     *,
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
+    out_MD: torch.Tensor | None = None,
 ) -> Stream:
     """Compute `residual_linear` with torch."""
     product_MD = linear_twin(x_MK, weight_DK, bias_D, out_dtype=torch.float32)
-    return enter_stream_twin((product_MD + residual_MD.float()).to(residual_MD.dtype), norm_D)
+    stream_MD = (product_MD + residual_MD.float()).to(residual_MD.dtype)
+    return enter_stream_twin(stream_MD if out_MD is None else out_MD.copy_(stream_MD), norm_D)

@@ -65,13 +65,19 @@ def enter_stream(residual_MD: torch.Tensor, norm_D: torch.Tensor) -> Stream:
     return enter_stream_twin(residual_MD, norm_D)
 
 
-def embed_stream(ids_M: torch.Tensor, table_VD: torch.Tensor, norm_D: torch.Tensor) -> Stream:
+def embed_stream(
+    ids_M: torch.Tensor,
+    table_VD: torch.Tensor,
+    norm_D: torch.Tensor,
+    out_MD: torch.Tensor | None = None,
+) -> Stream:
     """Look tokens up and enter the stream with their rows.
 
     Args:
         ids_M: int64, vocabulary of the table.
         table_VD: [V, D].
         norm_D: [D], weight of the norm that comes next.
+        out_MD: takes the rows themselves, with any stride between them; None: they lie anywhere.
 
     Exactness: as `enter_stream`.
     Graph-safe: yes (CUDA).
@@ -79,8 +85,9 @@ def embed_stream(ids_M: torch.Tensor, table_VD: torch.Tensor, norm_D: torch.Tens
     if ids_M.is_cuda:
         from runtime.kernels.cuda.stream import launch_embed_stream
 
-        return launch_embed_stream(ids_M, table_VD, norm_D)
-    return enter_stream_twin(torch.index_select(table_VD, 0, ids_M), norm_D)
+        return launch_embed_stream(ids_M, table_VD, norm_D, out_MD=out_MD)
+    rows_MD = torch.index_select(table_VD, 0, ids_M)
+    return enter_stream_twin(rows_MD if out_MD is None else out_MD.copy_(rows_MD), norm_D)
 
 
 def enter_stream_twin(residual_MD: torch.Tensor, norm_D: torch.Tensor) -> Stream:

@@ -68,11 +68,13 @@ class StageStates:
         residual_ND: the residual stream after the stage's last layer.
         captured: layer id -> residual stream [N, D] after that layer, of the ids asked for so far;
             -1 is the embedding output.
+        aux_NA: the captured states side by side where layers wrote them so.
         stream: `residual_ND` at the final norm where the stage has that; a hand-off drops it.
     """
 
     residual_ND: torch.Tensor
     captured: Mapping[int, torch.Tensor]
+    aux_NA: torch.Tensor | None = None
     stream: Stream | None = None
 
 
@@ -239,16 +241,24 @@ class TargetModel:
         """
         last_norm = self.layers[-1].input_norm if self.norm_D is None else self.norm_D
         norms = (*(layer.input_norm for layer in self.layers), last_norm)
+        aux_NA, rooms = self._room(batch, aux_layer_ids)
         if states is None:
             assert self.embedding is not None, "the first stage embeds"
-            stream = self.embedding.stream(batch.ids_target_N, norms[0])
+            stream = self.embedding.stream(batch.ids_target_N, norms[0], rooms.get(-1))
             captured = {-1: stream.residual_MD} if -1 in aux_layer_ids else {}
         else:
             stream = enter_stream(states.residual_ND, norms[0])
             captured = dict(states.captured)
         layers = zip(self.layers, kv, norms[1:], strict=True)
         for index, (layer, cache, next_norm) in enumerate(layers, start=self.first_layer):
-            stream = layer.advance(stream, batch, cache, self.cos_sin_TP, next_norm_D=next_norm)
+            stream = layer.advance(
+                stream,
+                batch,
+                cache,
+                self.cos_sin_TP,
+                next_norm_D=next_norm,
+                out_ND=rooms.get(index),
+            )
             if index in aux_layer_ids:
                 captured[index] = stream.residual_MD
             if on_layer is not None:
@@ -256,17 +266,37 @@ class TargetModel:
         return StageStates(
             residual_ND=stream.residual_MD,
             captured=captured,
+            aux_NA=aux_NA,
             stream=None if self.norm_D is None else stream,
         )
 
     def finish(self, states: StageStates, aux_layer_ids: tuple[int, ...] = ()) -> TargetOutput:
         """Return the output of a forward from the last stage's states."""
-        captured = [states.captured[index] for index in aux_layer_ids]
+        aux_NA = states.aux_NA
+        if aux_NA is None and aux_layer_ids:
+            aux_NA = side_by_side([states.captured[index] for index in aux_layer_ids])
         return TargetOutput(
-            hidden_ND=states.residual_ND,
-            aux_hidden_NA=side_by_side(captured) if captured else None,
-            stream=states.stream,
+            hidden_ND=states.residual_ND, aux_hidden_NA=aux_NA, stream=states.stream
         )
+
+    def _room(
+        self, batch: PreparedBatch, aux_layer_ids: tuple[int, ...]
+    ) -> tuple[torch.Tensor | None, Mapping[int, torch.Tensor]]:
+        """Return where captured states lie side by side, and the place of each in it by its id.
+
+        Nothing where several ranks or stages make them, or one is asked for twice.
+        """
+        count = len(aux_layer_ids)
+        is_whole = self.embedding is not None and self.norm_D is not None
+        if not is_whole or self.layers[0].mlp.ranks.size > 1 or count == 0:
+            return None, {}
+        if len(set(aux_layer_ids)) < count or not set(aux_layer_ids) <= {
+            *range(-1, self.num_layers)
+        }:
+            return None, {}
+        width = self.facts.decoder.hidden_size
+        aux_NA = self.embedding_VD.new_empty((batch.num_rows, count * width))
+        return aux_NA, dict(zip(aux_layer_ids, aux_NA.chunk(count, dim=1), strict=True))
 
     def final_states(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """Return the final-normed states [M, D] that drafts of the last state read."""

@@ -62,10 +62,19 @@ class VocabEmbedding:
             return RowHalf(rows_XD=self.weight_RD, ids_M=ids_N, norm=norm)
         return RowHalf(rows_XD=self.rows(ids_N), norm=norm)
 
-    def stream(self, ids_N: torch.Tensor, norm_D: torch.Tensor) -> Stream:
-        """Return the residual stream of ids at the norm whose weight is `norm_D`."""
+    def stream(
+        self, ids_N: torch.Tensor, norm_D: torch.Tensor, out_ND: torch.Tensor | None = None
+    ) -> Stream:
+        """Return the residual stream of ids at the norm whose weight is `norm_D`.
+
+        Args:
+            ids_N: int64.
+            norm_D: [D].
+            out_ND: takes the rows themselves, of one rank; None: they lie anywhere.
+        """
         if self.ranks.size == 1:
-            return embed_stream(ids_N, self.weight_RD, norm_D)
+            return embed_stream(ids_N, self.weight_RD, norm_D, out_ND)
+        assert out_ND is None, "rows of several ranks are gathered"
         return enter_stream(self.rows(ids_N), norm_D)
 
 

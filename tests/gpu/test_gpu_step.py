@@ -187,6 +187,24 @@ def test_copies_of_rows() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_states_are_written_side_by_side(num_rows: int) -> None:
+    options = {"dtype": torch.bfloat16, "device": DEVICE}
+    x, residual = plain(num_rows, 1536, seed=1, **options), plain(num_rows, 576, seed=2, **options)
+    weight, norm = plain(576, 1536, seed=3, **options), plain(576, seed=4, **options)
+    ids = torch.arange(num_rows, device=DEVICE).flip(0)
+    beside = torch.full((num_rows, 3 * 576), -1.0, **options)
+    first, second, third = beside.split(576, dim=1)
+    alone = kernels.residual_linear(x, weight, residual_MD=residual, norm_D=norm)
+    made = kernels.residual_linear(x, weight, residual_MD=residual, norm_D=norm, out_MD=second)
+    for name in ("residual_MD", "weighted_MD", "squares_MT"):
+        assert same_bits(getattr(made, name), getattr(alone, name)), name
+    kernels.embed_stream(ids, alone.residual_MD, norm, first)
+    assert same_bits(first, alone.residual_MD[ids])
+    assert same_bits(second, alone.residual_MD)
+    assert (third == -1).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
 def test_a_head_reads_a_stream_names_ids_and_writes_them_twice(num_rows: int) -> None:
     options = {"dtype": torch.bfloat16, "device": DEVICE}
     x, weight = plain(num_rows, 576, seed=1, **options), plain(8192, 576, seed=2, **options)

@@ -241,3 +241,27 @@ def test_a_value_that_overflows_reaches_later_rows_only() -> None:
     assert same_bits(found[:2], clean[:2])
     assert torch.equal(found[2:].isnan().nonzero()[:, 2].unique(), torch.tensor([5]))
     assert torch.equal(found.nan_to_num(7.0), separate.nan_to_num(7.0))
+
+
+def test_a_stream_is_written_beside_others() -> None:
+    x, weight, residual, norm = (
+        plain(*shape, seed=seed, dtype=torch.float32)
+        for seed, shape in enumerate(((7, 16), (24, 16), (7, 24), (24,)))
+    )
+    beside = torch.full((7, 3 * 24), -1.0)
+    first, second, third = beside.split(24, dim=1)
+    add = functools.partial(fused_linear.launch_residual_linear, x, weight, norm_D=norm)
+    alone = add(residual_MD=residual)
+    made = add(residual_MD=residual, out_MD=second)
+    assert made.residual_MD.data_ptr() == second.data_ptr()
+    again, expected = add(residual_MD=second), add(residual_MD=alone.residual_MD)
+    entered = stream.launch_enter_stream(second, norm)
+    for name in Stream.__slots__:
+        assert same_bits(getattr(made, name), getattr(alone, name)), name
+        assert same_bits(getattr(again, name), getattr(expected, name)), name
+        assert same_bits(getattr(entered, name), getattr(alone, name)), name
+    ids = torch.tensor([3, 0, 3, 1, 2, 2, 6])
+    embedded = stream.launch_embed_stream(ids, alone.residual_MD, norm, out_MD=first)
+    assert same_bits(first, alone.residual_MD[ids])
+    assert same_bits(embedded.weighted_MD, alone.weighted_MD[ids])
+    assert (third == -1).all()

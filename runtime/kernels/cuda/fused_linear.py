@@ -91,7 +91,7 @@ def scaled_linear_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def residual_linear_kernel(
     x_ptr, w_ptr, bias_ptr, residual_ptr, norm_ptr, out_ptr, weighted_ptr, squares_ptr,
-    num_rows, stride_xm, stride_rm,
+    num_rows, stride_xm, stride_rm, stride_om,
     COLUMNS: tl.constexpr, FEATURES: tl.constexpr, TILES: tl.constexpr, SQUARE_TILE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -130,12 +130,11 @@ def residual_linear_kernel(
     )  # fmt: skip
     if HAS_BIAS:
         acc = acc + bias[None, :]
-    out_offsets = rows64[:, None] * COLUMNS + columns[None, :]
     stream = (acc + residual.to(tl.float32)).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_offsets, stream, mask=mask)
+    tl.store(out_ptr + rows64[:, None] * stride_om + columns[None, :], stream, mask=mask)
     value = stream.to(tl.float32)
     weighted = (value * norm[None, :]).to(weighted_ptr.dtype.element_ty)
-    tl.store(weighted_ptr + out_offsets, weighted, mask=mask)
+    tl.store(weighted_ptr + rows64[:, None] * COLUMNS + columns[None, :], weighted, mask=mask)
     OWN_TILES: tl.constexpr = BLOCK_N // SQUARE_TILE
     value = tl.where(is_column[None, :], value, 0.0)
     squares = tl.reshape(rounded_square(value), (BLOCK_M * OWN_TILES, SQUARE_TILE))
@@ -200,17 +199,19 @@ def launch_residual_linear(
     *,
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
+    out_MD: torch.Tensor | None = None,
     config: FusedConfig | None = None,
     tile: RowTile | None = None,
     overlap: bool | None = None,
 ) -> Stream:
-    """Launch `residual_linear`; options as of `launch_scaled_linear`."""
+    """Launch `residual_linear`; the last three options as of `launch_scaled_linear`."""
     x_MK, residual_MD = inner_contiguous(x_MK), inner_contiguous(residual_MD)
     num_rows, num_features = x_MK.shape
     num_columns = weight_DK.shape[0]
     assert weight_DK.shape[1] == num_features, "weight and rows disagree on K"
     assert weight_DK.is_contiguous(), "weights are read row by row"
-    stream = empty_stream(num_rows, residual_MD)
+    assert out_MD is None or out_MD.stride(1) == 1, "a row of the stream is written in one piece"
+    stream = empty_stream(num_rows, residual_MD, residual_MD=out_MD)
     if num_rows == 0:
         return stream
     config, tile = _tiles("residual", x_MK, num_columns, config, tile)
@@ -228,6 +229,7 @@ def launch_residual_linear(
         num_rows,
         x_MK.stride(0),
         residual_MD.stride(0),
+        stream.residual_MD.stride(0),
         HAS_BIAS=bias_D is not None,
         **residual_constants(num_columns),
         **tile_constants(num_columns, num_features, config, tile, overlapped=overlapped),

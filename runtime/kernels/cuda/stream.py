@@ -87,6 +87,7 @@ def enter_stream_kernel(
     weighted_ptr,
     squares_ptr,
     stride_xm,
+    stride_rm,
     GATHER: tl.constexpr,
     WIDTH: tl.constexpr,
     SQUARE_TILE: tl.constexpr,
@@ -106,7 +107,7 @@ def enter_stream_kernel(
     source = tl.load(ids_ptr + row) if GATHER else row
     x = tl.load(x_ptr + source * stride_xm + columns, mask=mask, other=0.0)
     if GATHER:
-        tl.store(residual_ptr + row * WIDTH + columns, x, mask=mask)
+        tl.store(residual_ptr + row * stride_rm + columns, x, mask=mask)
     value = x.to(tl.float32)
     weighted = (value * norm).to(weighted_ptr.dtype.element_ty)
     tl.store(weighted_ptr + row * WIDTH + columns, weighted, mask=mask)
@@ -118,7 +119,7 @@ def launch_enter_stream(
     residual_MD: torch.Tensor, norm_D: torch.Tensor, *, overlap: bool | None = None
 ) -> Stream:
     """Launch `enter_stream`; `overlap` replaces the architecture's choice (tests, tuning)."""
-    residual_MD = residual_MD.contiguous()
+    residual_MD = inner_contiguous(residual_MD)
     stream = empty_stream(residual_MD.shape[0], residual_MD, residual_MD=residual_MD)
     _launch(None, residual_MD, norm_D, stream, overlap)
     return stream
@@ -129,10 +130,12 @@ def launch_embed_stream(
     table_VD: torch.Tensor,
     norm_D: torch.Tensor,
     *,
+    out_MD: torch.Tensor | None = None,
     overlap: bool | None = None,
 ) -> Stream:
     """Launch `embed_stream`; `overlap` as in `launch_enter_stream`."""
-    stream = empty_stream(ids_M.shape[0], table_VD)
+    assert out_MD is None or out_MD.stride(1) == 1, "a row of the stream is written in one piece"
+    stream = empty_stream(ids_M.shape[0], table_VD, residual_MD=out_MD)
     _launch(ids_M, inner_contiguous(table_VD), norm_D, stream, overlap)
     return stream
 
@@ -172,6 +175,7 @@ def _launch(
         stream.weighted_MD,
         stream.squares_MT,
         x_XD.stride(0),
+        stream.residual_MD.stride(0),
         GATHER=ids_M is not None,
         OVERLAP=is_overlapping,
         **stream_constants(width),

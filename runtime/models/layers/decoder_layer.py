@@ -58,6 +58,7 @@ class DecoderLayer:
         cos_sin_TP: torch.Tensor,
         *,
         next_norm_D: torch.Tensor,
+        out_ND: torch.Tensor | None = None,
     ) -> Stream:
         """Run attention and MLP on the stream.
 
@@ -67,6 +68,7 @@ class DecoderLayer:
             cache: this layer's cache.
             cos_sin_TP: fp32 rotary table.
             next_norm_D: [D], weight of the norm after this layer: the next layer's, or the last.
+            out_ND: takes the stream after this layer, of one rank; None: it lies anywhere.
         """
         attended = self.attention.advance(
             stream,
@@ -76,4 +78,6 @@ class DecoderLayer:
             input_norm_eps=self.rms_norm_eps,
             next_norm_D=self.post_attention_norm,
         )
-        return self.mlp.advance(attended, eps=self.rms_norm_eps, next_norm_D=next_norm_D)
+        return self.mlp.advance(
+            attended, eps=self.rms_norm_eps, next_norm_D=next_norm_D, out_ND=out_ND
+        )

@@ -51,13 +51,21 @@ class MLP:
         gate_up = torch.cat((pairs[:, 0::2], pairs[:, 1::2]), dim=1)
         return rank_linear(self.ranks, silu_and_mul(gate_up), self.down_weight, self.down_bias)
 
-    def advance(self, stream: Stream, *, eps: float, next_norm_D: torch.Tensor) -> Stream:
+    def advance(
+        self,
+        stream: Stream,
+        *,
+        eps: float,
+        next_norm_D: torch.Tensor,
+        out_ND: torch.Tensor | None = None,
+    ) -> Stream:
         """Add the MLP of the stream's rows to the stream.
 
         Args:
             stream: rows at the norm before this MLP.
             eps: of that norm.
             next_norm_D: [D], weight of the norm after it.
+            out_ND: as of `add_to_stream`.
         """
         gated = scaled_linear(
             stream, self.gate_up_weight, self.gate_up_bias, eps=eps, is_gated=True
@@ -69,4 +77,5 @@ class MLP:
             self.down_bias,
             residual_MD=stream.residual_MD,
             norm_D=next_norm_D,
+            out_MD=out_ND,
         )

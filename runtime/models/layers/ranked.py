@@ -32,6 +32,7 @@ def add_to_stream(
     *,
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
+    out_MD: torch.Tensor | None = None,
 ) -> Stream:
     """Multiply rows by a weight whose columns are split and add the product to the stream.
 
@@ -42,12 +43,16 @@ def add_to_stream(
         bias_D: whole, or None.
         residual_MD: the stream, the same on every rank.
         norm_D: [D], weight of the norm that comes next.
+        out_MD: takes the new stream's own rows, of one rank; None: they lie anywhere.
 
     Exactness: float32 partials are added in rank order, then bias and stream, and rounded once. One
     rank has the bits of `residual_linear`; another number of ranks may have others.
     """
     if ranks.size == 1:
-        return residual_linear(x_MK, weight_DK, bias_D, residual_MD=residual_MD, norm_D=norm_D)
+        return residual_linear(
+            x_MK, weight_DK, bias_D, residual_MD=residual_MD, norm_D=norm_D, out_MD=out_MD
+        )
+    assert out_MD is None, "several ranks write the stream where they sum it"
     total_MD = rank_sum(ranks, linear(x_MK, weight_DK, out_dtype=torch.float32))
     if bias_D is not None:
         total_MD = total_MD + bias_D.float()

@@ -62,7 +62,7 @@ def test_a_step_of_an_eagle3_draft_is_its_layer_and_its_head(world: World, batch
     assert steps.total() == 7 * (GAMMA - 1)
     assert draft == steps + Counter(prepare_round=1, embed_stream=1, **HEAD)
     assert rest == Counter(LAYER * NUM_TARGET_LAYERS) + layer + Counter(
-        embed_stream=1, side_by_side=1, finish_round=1, linear=1, keep_rows=1, **HEAD
+        embed_stream=1, finish_round=1, linear=1, keep_rows=1, **HEAD
     )
 
 
@@ -106,6 +106,5 @@ def test_a_prefill_is_its_layers_and_few_others(world: World) -> None:
         round_.run_prefill(shape)
     layer = Counter(LAYER) - Counter(scaled_linear=1) + Counter(joined_linear=1)
     assert launches == Counter(LAYER * NUM_TARGET_LAYERS) + layer + Counter(
-        place_prompts=1, embed_stream=2, side_by_side=1, linear=1, keep_rows=1, index_copy_=1,
-        copy_=1, **HEAD,
+        place_prompts=1, embed_stream=2, linear=1, keep_rows=1, index_copy_=1, copy_=1, **HEAD,
     )  # fmt: skip
