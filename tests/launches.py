@@ -37,6 +37,7 @@ def _head_entry(*args: Any, **kwargs: Any) -> int:
 _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
     kernels.head_argmax: lambda *args, **kwargs: 2 + _head_entry(*args, **kwargs),
     kernels.head_logits: lambda *args, **kwargs: 1 + 2 * _head_entry(*args, **kwargs),
+    kernels.corrected_argmax: lambda *args, **kwargs: 2,
     sample.sample: lambda *args, **kwargs: 2,
     **dict.fromkeys(
         (

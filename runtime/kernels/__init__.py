@@ -7,6 +7,7 @@ which is both the CPU path and the oracle of the tests. Importing this package n
 from runtime.kernels.accept import accept
 from runtime.kernels.activation import silu_and_mul
 from runtime.kernels.attention import attend_new_rows, paged_attention
+from runtime.kernels.corrected import corrected_argmax
 from runtime.kernels.embedding import embed
 from runtime.kernels.fused_linear import interleave, residual_linear, scaled_linear
 from runtime.kernels.head import HeadRows, head_argmax, head_logits, logits_argmax, plain_rows
@@ -35,6 +36,7 @@ __all__ = [
     "apply_rope",
     "attend_new_rows",
     "attention_invariance_probe",
+    "corrected_argmax",
     "embed",
     "embed_stream",
     "enter_stream",

@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from runtime.kernels import aot_cases
+from runtime.kernels.aot_blocks import block_cases
 from runtime.kernels.aot_cases import KernelCase
 from runtime.kernels.aot_rounds import round_cases
 from runtime.kernels.cuda import rope, sample
@@ -155,8 +156,8 @@ class CompiledCase:
 
 
 def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
-    """Return every distinct case, in a fixed order: of models, then of rounds."""
-    return (*aot_cases.kernel_cases(arch), *round_cases(arch))
+    """Return every distinct case, in a fixed order: of models, block drafts and rounds."""
+    return (*aot_cases.kernel_cases(arch), *block_cases(arch), *round_cases(arch))
 
 
 def compile_case(case: KernelCase, arch: int) -> CompiledCase:

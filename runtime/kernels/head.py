@@ -80,7 +80,7 @@ def head_argmax(
 
         return launch_head_argmax(x_MD, weight_VD, norm, names_V=names_V, copy_M=copy_M)
     ids_M, logits_M = head_argmax_twin(x_MD, weight_VD, norm)
-    return _named(ids_M, names_V, copy_M), logits_M
+    return named_ids(ids_M, names_V, copy_M), logits_M
 
 
 def logits_argmax(
@@ -107,12 +107,13 @@ def logits_argmax(
 
         return launch_logits_argmax(logits_MV, names_V, copy_M)
     ids_M, _ = argmax_lowest(logits_MV)
-    return _named(ids_M, names_V, copy_M)
+    return named_ids(ids_M, names_V, copy_M)
 
 
-def _named(
+def named_ids(
     ids_M: torch.Tensor, names_V: torch.Tensor | None, copy_M: torch.Tensor | None
 ) -> torch.Tensor:
+    """Return ids of a head, on the CPU, by their names; `copy_M` takes them, too."""
     if names_V is not None:
         ids_M = names_V[ids_M]
     if copy_M is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels import embed, head_logits, linear
+from runtime.kernels import corrected_argmax, embed, head_logits, linear
 from runtime.models.layers import TensorSource
 from specctl.contract.manifest import Draft, MarkovHead
 
@@ -71,6 +71,11 @@ class Markov:
         """Whether a slot changes the state of the next one."""
         return self.facts.kind == "rnn"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a correction is made of the token before the slot alone."""
+        return self.facts.kind == "vanilla"
+
     def embed(self, ids_target_N: torch.Tensor) -> torch.Tensor:
         """Return [N, M], the embeddings of tokens before a slot."""
         return embed(ids_target_N, self.w1_VM)
@@ -105,6 +110,30 @@ class Markov:
     def bias(self, features_BM: torch.Tensor) -> torch.Tensor:
         """Return fp32 [B, R], added to a slot's logits over draft ids."""
         return head_logits(features_BM, self.w2_RM)
+
+    def best_ids(
+        self,
+        logits_BR: torch.Tensor,
+        features_BM: torch.Tensor | None,
+        ids_target_B: torch.Tensor,
+        *,
+        names_R: torch.Tensor,
+        copy_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return int64 target ids [B]: the highest of a slot's logits and `bias`, lowest draft id.
+
+        Args:
+            logits_BR: fp32, before the correction.
+            features_BM: of `step`; None of a plain head, whose token says it all.
+            ids_target_B: int64, the token before the slot's prediction.
+            names_R: int64, target id of each draft id.
+            copy_B: int64 with any stride, takes the ids, too.
+        """
+        rows, ids = (self.w1_VM, ids_target_B) if features_BM is None else (features_BM, None)
+        best_B, _ = corrected_argmax(
+            logits_BR, rows, self.w2_RM, ids_M=ids, names_V=names_R, copy_M=copy_B
+        )
+        return best_B
 
     def _mix(self, joined: torch.Tensor) -> torch.Tensor:
         assert self.mixer is not None, f"a {self.facts.kind} head has no mixing weight"

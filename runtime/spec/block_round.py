@@ -16,6 +16,7 @@ import torch
 from runtime.batch import RoundRequests, packed
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
+from runtime.models.block_heads import Markov
 from runtime.spec.draft_choice import DraftHead, choose_round_drafts
 
 _LOGITS_BYTES = 1 << 28
@@ -63,9 +64,12 @@ def read_block(
     Sync: none.
     """
     hidden_BGH = hidden_BWH[:, model.first_slot :].contiguous()
-    if model.markov is not None or model.selector is not None or requests.sampling is not None:
+    if requests.sampling is not None or model.selector is not None:
         state_BM = _first_state(model, hidden_BWH, requests)
         _choose_in_turn(model, chooser, hidden_BGH, state_BM, requests)
+    elif model.markov is not None:
+        state_BM = None if model.markov.is_plain else _first_state(model, hidden_BWH, requests)
+        _choose_best_in_turn(model, model.markov, hidden_BGH, state_BM, requests)
     else:
         best_N = model.best_ids(hidden_BGH.flatten(0, 1))
         requests.drafts_BG.copy_(best_N.view(requests.drafts_BG.shape))
@@ -109,6 +113,28 @@ def _choose_in_turn(
             logits_BR = logits_BR + model.markov.bias(step.features_BM)
         logits_BR = model.select(logits_BR, previous_B, hidden_BH)
         previous_B = choose_round_drafts(chooser, logits_BR, requests, draft_index=j)
+
+
+def _choose_best_in_turn(
+    model: BlockModel,
+    markov: Markov,
+    hidden_BGH: torch.Tensor,
+    state_BM: torch.Tensor | None,
+    requests: RoundRequests,
+) -> None:
+    """Choose what `_choose_in_turn` does where every request is greedy: no correction is kept."""
+    previous_B, features_BM = requests.newest_ids_target_B, None
+    for j, logits_BR in enumerate(_base_logits(model, hidden_BGH)):
+        if state_BM is not None:
+            step = markov.step(previous_B, hidden_BGH[:, j], state_BM)
+            state_BM, features_BM = step.state_BM, step.features_BM
+        previous_B = markov.best_ids(
+            logits_BR,
+            features_BM,
+            previous_B,
+            names_R=model.draft_to_target_R,
+            copy_B=requests.drafts_BG[:, j],
+        )
 
 
 def _base_logits(model: BlockModel, hidden_BGH: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from runtime import kernels
 from runtime.config import Overrides
 from runtime.engine.request import RequestInput
 from runtime.spec.types import SamplingParams
 from tests.block_rounds import assert_drafted_alike, model_of, views_of
 from tests.engine_harness import drive, make_rig, prompt_of, reference_ids
+from tests.kernels.ladder import plain
 from tests.tiny_block import BlockCase, make_block_world
 
 pytestmark = [
@@ -69,3 +71,30 @@ def test_a_round_drafts_what_the_eager_path_does(
         for params in ((greedy,) * 4, (greedy, drawn) * 2, (greedy, rejection) * 2):
             for counts in ((4, 4, 4, 4), (1, 4, 0, 2)):
                 assert_drafted_alike(model, views_of(params, counts))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("num_ids", "rank"), [(8192, 64), (49_152, 256), (501, 24)])
+def test_a_corrected_choice_has_the_bits_of_its_parts(
+    num_ids: int, rank: int, dtype: torch.dtype
+) -> None:
+    weight = plain(num_ids, rank, seed=1, dtype=dtype, device="cuda")
+    table = plain(333, rank, seed=2, dtype=dtype, device="cuda")
+    wide = plain(80, 3, num_ids, seed=3, dtype=torch.float32, device="cuda") * rank**0.5
+    wide[:, :, 499] = wide[:, :, 7]
+    weight[499] = weight[7]
+    ids = torch.arange(80, device="cuda") * 4
+    names = torch.arange(num_ids, device="cuda") * 2 + 1
+    for count in (1, 5, 16, 17, 40, 80):
+        for slot in range(3):
+            logits, few = wide[:count, slot], ids[:count]
+            sums = logits + kernels.head_logits(table[few], weight)
+            expected = kernels.logits_argmax(sums, names_V=names)
+            for rows, index in ((table, few), (table[few], None)):
+                room = torch.zeros((count, 3), dtype=torch.int64, device="cuda")
+                found, best = kernels.corrected_argmax(
+                    logits, rows, weight, ids_M=index, names_V=names, copy_M=room[:, slot]
+                )
+                assert torch.equal(found, expected)
+                assert torch.equal(best, sums.amax(dim=1))
+                assert torch.equal(room[:, slot], found)

@@ -12,7 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 580  # half a minute on an idle machine
 GROUPS = (
-    ("interpreted", "interpreted_ngram", "interpreted_round", "interpreted_sample"),
+    (
+        "interpreted",
+        "interpreted_blocks",
+        "interpreted_ngram",
+        "interpreted_round",
+        "interpreted_sample",
+    ),
     ("interpreted_host", "interpreted_fused", "interpreted_normed", "interpreted_attention"),
 )
 

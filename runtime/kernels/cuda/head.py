@@ -9,6 +9,8 @@ Legend: M rows, D width, V head rows, T vocabulary tiles.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -147,6 +149,28 @@ def logits_argmax_kernel(
         tl.store(copy_ptr + row * stride_copy, row_id)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TileChoices:
+    """What tiles of a head chose for each row.
+
+    Args:
+        best_MT: float32, the highest logit of a tile; minus infinity where it has none.
+        ids_MT: int32, the lowest id with that logit.
+    """
+
+    best_MT: torch.Tensor
+    ids_MT: torch.Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int, num_tiles: int, device: torch.device) -> TileChoices:
+        """Allocate the choices of so many rows and tiles."""
+        shape = (num_rows, num_tiles)
+        return cls(
+            best_MT=torch.empty(shape, dtype=torch.float32, device=device),
+            ids_MT=torch.empty(shape, dtype=torch.int32, device=device),
+        )
+
+
 def launch_head_logits(
     x_MD: HeadRows, weight_VD: torch.Tensor, norm: RowNorm | None = None
 ) -> torch.Tensor:
@@ -183,22 +207,19 @@ def launch_head_argmax(
     x_MD, weight_VD = inner_contiguous(x_MD), inner_contiguous(weight_VD)
     num_rows, num_features = x_MD.shape
     num_columns = weight_VD.shape[0]
-    ids_M = torch.empty(num_rows, dtype=torch.int64, device=x_MD.device)
-    logit_M = torch.empty(num_rows, dtype=torch.float32, device=x_MD.device)
-    if num_rows == 0:
-        return ids_M, logit_M
     config = config or _config(x_MD, weight_VD)
     block_m = block_m_for(num_rows)
     num_tiles = ceil_div(num_columns, config.block_n)
-    best_MT = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x_MD.device)
-    ids_MT = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x_MD.device)
+    choices = TileChoices.empty(num_rows, num_tiles, x_MD.device)
+    if num_rows == 0:
+        return launch_pick(choices, names_V, copy_M)
     overlapped, options = overlap_options(x_MD.device, overlap, _TILE_OVERLAP)
     head_tile_kernel[(ceil_div(num_rows, block_m), num_tiles)](
         x_MD,
         weight_VD,
         weight_VD if squares_MT is None else squares_MT,
-        best_MT,
-        ids_MT,
+        choices.best_MT,
+        choices.ids_MT,
         0.0 if norm is None else norm.eps,
         num_rows,
         num_columns,
@@ -214,24 +235,33 @@ def launch_head_argmax(
         num_warps=config.num_warps,
         **options,
     )
-    _launch_pick(best_MT, ids_MT, ids_M, logit_M, names_V, copy_M, overlap)
-    return ids_M, logit_M
+    return launch_pick(choices, names_V, copy_M, overlap=overlap)
 
 
-def _launch_pick(
-    best_MT: torch.Tensor,
-    ids_MT: torch.Tensor,
-    ids_M: torch.Tensor,
-    logit_M: torch.Tensor,
+def launch_pick(
+    choices: TileChoices,
     names_V: torch.Tensor | None,
     copy_M: torch.Tensor | None,
-    overlap: bool | None,
-) -> None:
-    overlapped, options = overlap_options(best_MT.device, overlap)
-    num_rows, num_tiles = best_MT.shape
+    *,
+    overlap: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids int64 [M], logit float32 [M]): the best of each row's tiles.
+
+    Args:
+        choices: of the head's tiles.
+        names_V: as in `head_argmax`.
+        copy_M: as in `head_argmax`.
+        overlap: replaces the architecture's choice.
+    """
+    (num_rows, num_tiles), device = choices.best_MT.shape, choices.best_MT.device
+    ids_M = torch.empty(num_rows, dtype=torch.int64, device=device)
+    logit_M = torch.empty(num_rows, dtype=torch.float32, device=device)
+    if num_rows == 0:
+        return ids_M, logit_M
+    overlapped, options = overlap_options(device, overlap)
     head_pick_kernel[(num_rows,)](
-        best_MT,
-        ids_MT,
+        choices.best_MT,
+        choices.ids_MT,
         ids_M if names_V is None else names_V.contiguous(),
         ids_M,
         logit_M,
@@ -243,6 +273,7 @@ def _launch_pick(
         num_warps=4,
         **options,
     )
+    return ids_M, logit_M
 
 
 def launch_logits_argmax(

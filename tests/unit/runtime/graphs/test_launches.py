@@ -79,15 +79,17 @@ def test_mtp_has_no_library_operations(batch: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_a_block_reads_its_own_head_once(kind: RoundKind, tmp_path: Path) -> None:
-    """The other products with a head are those of the Markov head, one for each draft."""
+    """A draft corrected by a Markov head takes that head's product or, greedy, its choice."""
     world = make_block_world(tmp_path / "dspark", BlockCase())
     draft, _ = launches_of(world, "dspark", GAMMA, 4, kind)
-    assert draft["head_logits"] == 1 + GAMMA
+    is_greedy = kind == "greedy"
+    assert draft["head_logits"] == (1 if is_greedy else 1 + GAMMA)
+    assert draft["corrected_argmax"] == 2 * GAMMA * is_greedy
     assert draft["linear"] == 1  # of the confidence head
     world = make_block_world(tmp_path / "dflash", BlockCase(markov=None, sample_from_anchor=False))
     draft, _ = launches_of(world, "dflash", GAMMA, 4, kind)
-    assert draft["head_logits"] == (kind == "sampled")
-    assert draft["head_argmax"] == 2 * (kind == "greedy")
+    assert draft["head_logits"] == (not is_greedy)
+    assert draft["head_argmax"] == 2 * is_greedy
 
 
 def test_sampled_rounds_copy_no_row_of_options_twice(world: World) -> None:

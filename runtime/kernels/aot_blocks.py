@@ -1,0 +1,35 @@
+"""What `runtime.kernels.aot` compiles of block drafts beside their layers and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.kernels.aot_cases import KernelCase
+from runtime.kernels.cuda import corrected
+from runtime.kernels.gemm_table import BLOCK_M_CHOICES, head_config
+
+_CORRECTIONS = ((8192, 64), (151_936, 256))  # (draft ids, rank) of Markov heads
+
+
+def block_cases(arch: int) -> tuple[KernelCase, ...]:
+    """Return the cases for an architecture, in a fixed order."""
+    return tuple(_corrected_cases(arch))
+
+
+def _corrected_cases(arch: int) -> Iterator[KernelCase]:
+    for num_ids, rank in _CORRECTIONS:
+        config = head_config(num_ids, rank, element_bytes=2, arch=arch)
+        for is_gathered in (False, True):
+            for block_m in BLOCK_M_CHOICES:
+                constants = corrected.corrected_constants(
+                    config, block_m, rank, is_gathered=is_gathered
+                )
+                yield KernelCase(
+                    kernel=corrected.corrected_tile_kernel,
+                    dtype="bf16",
+                    out_dtype="bf16",
+                    constants=(*constants.items(), ("OVERLAP", 2 * (arch >= 90))),
+                    num_warps=config.num_warps,
+                    num_stages=3,
+                    is_hot=True,
+                )
