@@ -149,28 +149,30 @@ class RoundLaws:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RoundSampling:
-    """How the requests of a round choose tokens, on the device.
+    """How the requests of a round choose tokens, on the device: columns with a cell for each slot.
 
     Args:
-        is_sampled_B: bool, False for greedy requests and padding.
-        seed_low_B: int64, low 32 bits of the request's seed.
-        seed_high_B: int64, high 32 bits.
-        choice_index_B: int64, index among the choices of one request.
-        temperature_B: fp32, 1 for greedy.
-        top_k_B: int64; the vocabulary's size or more keeps all.
-        log_min_p_B: fp32; -inf keeps all.
-        top_p_B: fp64; 1 keeps all.
+        is_sampled_S: bool, False for greedy requests and padding.
+        seed_low_S: int64, low 32 bits of the request's seed.
+        seed_high_S: int64, high 32 bits.
+        choice_index_S: int64, index among the choices of one request.
+        temperature_S: fp32, 1 for greedy.
+        top_k_S: int64; the vocabulary's size or more keeps all.
+        log_min_p_S: fp32; -inf keeps all.
+        top_p_S: fp64; 1 keeps all.
+        slots_B: int64, contiguous, the cell of each request; None: cell b is that of request b.
         has_filters: whether filters are applied; False only where they would keep all (host value).
     """
 
-    is_sampled_B: torch.Tensor
-    seed_low_B: torch.Tensor
-    seed_high_B: torch.Tensor
-    choice_index_B: torch.Tensor
-    temperature_B: torch.Tensor
-    top_k_B: torch.Tensor
-    log_min_p_B: torch.Tensor
-    top_p_B: torch.Tensor
+    is_sampled_S: torch.Tensor
+    seed_low_S: torch.Tensor
+    seed_high_S: torch.Tensor
+    choice_index_S: torch.Tensor
+    temperature_S: torch.Tensor
+    top_k_S: torch.Tensor
+    log_min_p_S: torch.Tensor
+    top_p_S: torch.Tensor
+    slots_B: torch.Tensor | None
     has_filters: bool
 
 

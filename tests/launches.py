@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import kernels
-from runtime.kernels import ngram, prefill_rows, round, sample
+from runtime.kernels import draw, ngram, prefill_rows, round, sample
 from runtime.kernels.stream import Stream
 
 LAYER = (
@@ -29,6 +29,11 @@ _FREE = ("empty", "new_empty", "empty_like", "empty_strided")
 """Library operations that make a tensor and launch nothing; views launch nothing either."""
 
 
+def _head_logits(*args: Any, **kwargs: Any) -> int:
+    norm = args[2] if len(args) > 2 else kwargs.get("norm")
+    return 1 + int(norm is not None) + _head_entry(*args, **kwargs)
+
+
 def _head_entry(*args: Any, **kwargs: Any) -> int:
     norm = args[2] if len(args) > 2 else kwargs.get("norm")
     return int(norm is not None and not isinstance(args[0], Stream))
@@ -36,9 +41,10 @@ def _head_entry(*args: Any, **kwargs: Any) -> int:
 
 _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
     kernels.head_argmax: lambda *args, **kwargs: 2 + _head_entry(*args, **kwargs),
-    kernels.head_logits: lambda *args, **kwargs: 1 + 2 * _head_entry(*args, **kwargs),
     kernels.corrected_argmax: lambda *args, **kwargs: 2,
+    kernels.head_logits: _head_logits,
     sample.sample: lambda *args, **kwargs: 2,
+    draw.draw_tokens: lambda *args, **kwargs: 3,
     **dict.fromkeys(
         (
             kernels.accept,

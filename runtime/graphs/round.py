@@ -175,10 +175,10 @@ class DeviceRound:
             return self.target.greedy_ids(last_rows)
         has_filters = shape.kind == "filtered"
         return draw_tokens(
-            self.target.logits(hidden_ND.index_select(0, rows.last_rows_R)),
+            self.target.reachable_logits(self.target.final_stream(hidden_ND, rows.last_rows_R)),
             self.state.sampling.select(rows.slots_R, has_filters=has_filters),
-            torch.arange(shape.num_places, device=hidden_ND.device),
-            rows.batch.positions_N.index_select(0, rows.last_rows_R) + 1,
+            None,
+            rows.batch.positions_N.index_select(0, rows.last_rows_R),
             TOKEN_DRAW,
         )
 
@@ -253,15 +253,18 @@ class DeviceRound:
             assert words_NX is None, "rows with masks need logits"
             return self.target.greedy_ids(output.head_rows), None
         hidden_ND, drafts_BG = output.hidden_ND, requests.drafts_BG
-        # Padding rows of a packed round are those of one request more.
-        request_N = batch.row_request_N.long().clamp(max=sampling.is_sampled_B.shape[0] - 1)
-        position_N = batch.positions_N + 1
+        request_N, position_N = batch.row_request_N, batch.positions_N
         is_rejection = requests.laws is not None and drafts_BG.shape[1] > 0
         assert not is_rejection or requests.layout is None, "rounds with laws are dense"
         chosen: list[torch.Tensor] = []
         faults: list[torch.Tensor] = []
-        for part in row_parts(hidden_ND.shape[0], 16 if is_rejection else 64):
-            logits_MV = self.target.logits(hidden_ND[part])
+        parts = row_parts(hidden_ND.shape[0], 16 if is_rejection else 64)
+        for part in parts:
+            rows = output.head_rows if len(parts) == 1 else hidden_ND[part]
+            if words_NX is None and not is_rejection:
+                logits_MV = self.target.reachable_logits(rows)
+            else:
+                logits_MV = self.target.logits(rows)
             if words_NX is not None:
                 logits_MV, faults_M = masked(logits_MV, words_NX[part])
                 faults.append(faults_M)

@@ -6,7 +6,7 @@ Legend: S slots, the last one for padding; B requests of a round.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -58,14 +58,15 @@ class SamplingState:
         self._device = device
         self._known = [GREEDY] * num_rows  # what the columns hold
         self._columns = RoundSampling(
-            is_sampled_B=column(0, torch.bool),
-            seed_low_B=column(0, torch.int64),
-            seed_high_B=column(0, torch.int64),
-            choice_index_B=column(0, torch.int64),
-            temperature_B=column(1.0, torch.float32),
-            top_k_B=column(KEEPS_ALL, torch.int64),
-            log_min_p_B=column(MASKED, torch.float32),
-            top_p_B=column(1.0, torch.float64),
+            is_sampled_S=column(0, torch.bool),
+            seed_low_S=column(0, torch.int64),
+            seed_high_S=column(0, torch.int64),
+            choice_index_S=column(0, torch.int64),
+            temperature_S=column(1.0, torch.float32),
+            top_k_S=column(KEEPS_ALL, torch.int64),
+            log_min_p_S=column(MASKED, torch.float32),
+            top_p_S=column(1.0, torch.float64),
+            slots_B=None,
             has_filters=False,
         )
 
@@ -82,14 +83,14 @@ class SamplingState:
         rows = tuple(new.values())
         seeds = [row.seed % 2**64 for row in rows]
         values: dict[str, Sequence[float]] = {
-            "is_sampled_B": [row.is_sampled for row in rows],
-            "seed_low_B": [seed & _MASK_32 for seed in seeds],
-            "seed_high_B": [seed >> 32 for seed in seeds],
-            "choice_index_B": [row.choice_index for row in rows],
-            "temperature_B": [row.temperature for row in rows],
-            "top_k_B": [row.top_k for row in rows],
-            "log_min_p_B": [row.log_min_p for row in rows],
-            "top_p_B": [row.top_p for row in rows],
+            "is_sampled_S": [row.is_sampled for row in rows],
+            "seed_low_S": [seed & _MASK_32 for seed in seeds],
+            "seed_high_S": [seed >> 32 for seed in seeds],
+            "choice_index_S": [row.choice_index for row in rows],
+            "temperature_S": [row.temperature for row in rows],
+            "top_k_S": [row.top_k for row in rows],
+            "log_min_p_S": [row.log_min_p for row in rows],
+            "top_p_S": [row.top_p for row in rows],
         }
         index = on_device(list(new), device=self._device)
         for name, numbers in values.items():
@@ -98,13 +99,8 @@ class SamplingState:
             column.index_copy_(0, index, copied)
 
     def select(self, slots_B: torch.Tensor, *, has_filters: bool) -> RoundSampling:
-        """Return the columns of a round's requests.
+        """Return how a round's requests choose; the columns are these, read by slot.
 
         Sync: none.
         """
-        chosen = {
-            item.name: getattr(self._columns, item.name).index_select(0, slots_B)
-            for item in fields(self._columns)
-            if item.name != "has_filters"
-        }
-        return RoundSampling(**chosen, has_filters=has_filters)
+        return replace(self._columns, slots_B=slots_B, has_filters=has_filters)

@@ -15,9 +15,17 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batch import PackedLayout, RoundKind, RoundLaws, RoundRequests, on_device
+from runtime.batch import (
+    PackedLayout,
+    RoundKind,
+    RoundLaws,
+    RoundRequests,
+    RoundSampling,
+    on_device,
+)
 from runtime.graphs.input_ring import InputRing
 from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
+from runtime.kernels.draw import of_rows
 from runtime.kernels.round import RoundEnd, finish_round, prepare_round
 from runtime.kernels.round_inputs import batch_put, block_put
 
@@ -272,14 +280,23 @@ class RoundState:
             row_request_B=constants.row_request_B,
             max_length=shape.context,
             layout=self._layout(shape) if is_packed else None,
-            sampling=None
-            if shape.kind == "greedy"
-            else self.sampling.select(
-                slots_B[:count], has_filters=shape.kind in ("filtered", "rejection")
-            ),
+            sampling=self._sampling(shape, slots_B[:count]),
             arrivals_X=self.arrivals_X,
             laws=RoundLaws() if shape.kind == "rejection" else None,
         )
+
+    def _sampling(self, shape: RoundShape, slots_B: torch.Tensor) -> RoundSampling | None:
+        """Return how the requests in slots choose; None where all are greedy.
+
+        Laws are made by library operations, draft by draft: they read columns by request.
+
+        Sync: none.
+        """
+        if shape.kind == "greedy":
+            return None
+        has_filters = shape.kind in ("filtered", "rejection")
+        sampling = self.sampling.select(slots_B, has_filters=has_filters)
+        return of_rows(sampling, None) if shape.kind == "rejection" else sampling
 
     def _layout(self, shape: RoundShape) -> PackedLayout:
         """Pack each request's own rows one after the other.

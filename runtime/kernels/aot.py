@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 from runtime.kernels import aot_cases
 from runtime.kernels.aot_blocks import block_cases
 from runtime.kernels.aot_cases import KernelCase
+from runtime.kernels.aot_draws import draw_cases
 from runtime.kernels.aot_rounds import round_cases
 from runtime.kernels.cuda import rope, sample
 
@@ -84,6 +85,7 @@ _INT32 = frozenset(
     {
         "history_ptr",
         "row_request_ptr",
+        "request_ptr",
         "table_ptr",
         "tables_ptr",
         "slot_table_ptr",
@@ -108,6 +110,8 @@ _FLOAT32 = frozenset(
         "cos_sin_ptr",
         "chances_ptr",
         "host_chances_ptr",
+        "peak_ptr",
+        "temperature_ptr",
     }
 )
 _UNSPECIALISED = frozenset(
@@ -131,6 +135,7 @@ _UNSPECIALISED = frozenset(
         "num_cells",
         "num_requests",
         "num_lanes",
+        "num_peaks",
     }
 )
 
@@ -156,8 +161,9 @@ class CompiledCase:
 
 
 def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
-    """Return every distinct case, in a fixed order: of models, block drafts and rounds."""
-    return (*aot_cases.kernel_cases(arch), *block_cases(arch), *round_cases(arch))
+    """Return every distinct case, in a fixed order: of models, block drafts, draws and rounds."""
+    models = aot_cases.kernel_cases(arch)
+    return (*models, *block_cases(arch), *draw_cases(arch), *round_cases(arch))
 
 
 def compile_case(case: KernelCase, arch: int) -> CompiledCase:

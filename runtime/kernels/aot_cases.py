@@ -22,7 +22,6 @@ from runtime.kernels.cuda import (
     norm,
     normed_rows,
     rope,
-    sample,
     stream,
 )
 from runtime.kernels.fused_table import FusedConfig, FusedOp, fused_config
@@ -146,8 +145,6 @@ def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
         for dtype in model.dtypes:
             for case in _model_cases(model, dtype, arch):
                 cases[case] = None
-    for case in _sample_cases(arch):
-        cases[case] = None
     return tuple(cases)
 
 
@@ -240,16 +237,6 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
         num_stages=config.num_stages,
         is_hot=dtype != "fp32",
     )
-
-
-def _sample_cases(arch: int) -> Iterator[KernelCase]:
-    for dtype, flags, ids in (("fp32", True, False), ("fp32", True, True), ("fp64", False, False)):
-        constants = sample.sample_constants(0, has_flags=flags, has_ids=ids)
-        overlap = {"OVERLAP": arch >= 90}
-        tile = _case(sample.sample_tile_kernel, dtype, {**constants, **overlap})
-        yield replace(tile, fuses_products=False)
-        pick = sample.pick_constants(is_named=ids, is_copied=ids)
-        yield _case(sample.sample_pick_kernel, dtype, {**pick, **overlap})
 
 
 def _linear_cases(

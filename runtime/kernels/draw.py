@@ -8,6 +8,8 @@ Legend: B requests, M rows, V ids of one vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 
 from runtime.batch import RoundRequests, RoundSampling
@@ -20,74 +22,115 @@ from runtime.kernels.sample import sample
 def draw_tokens(
     logits_MV: torch.Tensor,
     sampling: RoundSampling,
-    request_M: torch.Tensor,
+    request_M: torch.Tensor | None,
     position_M: torch.Tensor,
     kind: int,
     *,
-    noise_ids_V: torch.Tensor | None = None,
+    names_V: torch.Tensor | None = None,
+    copy_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Choose one column of each row.
 
     Args:
         logits_MV: fp32.
         sampling: of the round's requests.
-        request_M: int64, whose row it is.
-        position_M: int64, absolute position of the token being chosen.
+        request_M: int32, whose row it is; a number beyond the requests counts as the last one's,
+            as padding rows have it. None: row b is request b's.
+        position_M: int64, absolute position of the row; the token being chosen is at the next one.
         kind: of the draw.
-        noise_ids_V: int64, the id whose noise a column has; None: the column's number.
+        names_V: int64, the id that a column stands for: its noise is that id's, and so is the
+            result. None: the column's number.
+        copy_M: int64 [M] with any stride, takes the result, too; None: nobody does.
 
     Returns:
-        int64 [M] columns.
+        int64 [M] columns, by their names.
 
     Exactness: a row depends on itself and its request alone.
     Graph-safe: yes (CUDA).
     """
-    return sample(
-        round_laws(logits_MV, sampling, request_M),
-        round_noise(sampling, request_M, position_M),
-        kind,
-        is_sampled_M=sampling.is_sampled_B.index_select(0, request_M),
-        noise_ids_V=noise_ids_V,
+    if logits_MV.is_cuda and not sampling.has_filters:
+        from runtime.kernels.cuda.draw import launch_draw
+
+        return launch_draw(
+            logits_MV, sampling, request_M, position_M, kind, names_V=names_V, copy_M=copy_M
+        )
+    return draw_tokens_twin(
+        logits_MV, sampling, request_M, position_M, kind, names_V=names_V, copy_M=copy_M
     )
 
 
-def round_laws(
-    logits_MV: torch.Tensor, sampling: RoundSampling, request_M: torch.Tensor | None
+def draw_tokens_twin(
+    logits_MV: torch.Tensor,
+    sampling: RoundSampling,
+    request_M: torch.Tensor | None,
+    position_M: torch.Tensor,
+    kind: int,
+    *,
+    names_V: torch.Tensor | None = None,
+    copy_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return fp32 [M, V]: log weights of the law of each row; arguments as of `draw_tokens`.
+    """Compute `draw_tokens` as the eager path does: the law of each row, then a draw from it."""
+    rows = of_rows(sampling, request_M)
+    return sample(
+        row_laws(logits_MV, rows),
+        row_noise(rows, position_M + 1),
+        kind,
+        is_sampled_M=rows.is_sampled_S,
+        noise_ids_V=names_V,
+        names_V=names_V,
+        copy_M=copy_M,
+    )
 
-    Without `request_M` row b is request b's.
+
+def of_rows(sampling: RoundSampling, request_M: torch.Tensor | None) -> RoundSampling:
+    """Return columns with a cell for each row, in the place of slots; see `draw_tokens`.
 
     Graph-safe: yes.
     """
-    law_MV = scale_rows(logits_MV, _of_rows(sampling.temperature_B, request_M))
-    if not sampling.has_filters:
+    cell_M = sampling.slots_B
+    if request_M is not None:
+        slots_B = sampling.is_sampled_S if cell_M is None else cell_M
+        request_M = request_M.long().clamp(max=slots_B.shape[0] - 1)
+        cell_M = request_M if cell_M is None else cell_M.index_select(0, request_M)
+    if cell_M is None:
+        return sampling
+    cells = {
+        item.name: getattr(sampling, item.name).index_select(0, cell_M)
+        for item in fields(sampling)
+        if item.name.endswith("_S")
+    }
+    return RoundSampling(**cells, slots_B=None, has_filters=sampling.has_filters)
+
+
+def row_laws(logits_MV: torch.Tensor, rows: RoundSampling) -> torch.Tensor:
+    """Return fp32 [M, V]: log weights of the law of each row.
+
+    Args:
+        logits_MV: fp32.
+        rows: from `of_rows`.
+
+    Graph-safe: yes.
+    """
+    law_MV = scale_rows(logits_MV, rows.temperature_S)
+    if not rows.has_filters:
         return law_MV
-    filters = FilterRows(
-        top_k_M=_of_rows(sampling.top_k_B, request_M),
-        log_min_p_M=_of_rows(sampling.log_min_p_B, request_M),
-        top_p_M=_of_rows(sampling.top_p_B, request_M),
-    )
+    filters = FilterRows(top_k_M=rows.top_k_S, log_min_p_M=rows.log_min_p_S, top_p_M=rows.top_p_S)
     return filter_rows(law_MV, filters)
 
 
-def round_noise(
-    sampling: RoundSampling, request_M: torch.Tensor | None, position_M: torch.Tensor
-) -> NoiseRows:
-    """Return what names the draws of each row; arguments as of `round_laws`.
+def row_noise(rows: RoundSampling, position_M: torch.Tensor) -> NoiseRows:
+    """Return what names the draws of each row.
 
-    Graph-safe: yes.
+    Args:
+        rows: from `of_rows`.
+        position_M: int64, of the token being chosen.
     """
     return NoiseRows(
-        seed_low_M=_of_rows(sampling.seed_low_B, request_M),
-        seed_high_M=_of_rows(sampling.seed_high_B, request_M),
-        choice_index_M=_of_rows(sampling.choice_index_B, request_M),
+        seed_low_M=rows.seed_low_S,
+        seed_high_M=rows.seed_high_S,
+        choice_index_M=rows.choice_index_S,
         position_M=position_M,
     )
-
-
-def _of_rows(column_B: torch.Tensor, request_M: torch.Tensor | None) -> torch.Tensor:
-    return column_B if request_M is None else column_B.index_select(0, request_M)
 
 
 def draw_accepted(
@@ -117,9 +160,9 @@ def draw_accepted(
     assert laws is not None, "a round in rejection mode takes laws"
     count = drafts_BG.shape[1]
     request_M, place_M = rows_M // (count + 1), rows_M % (count + 1)
-    noise = round_noise(sampling, request_M, requests.lengths_B[request_M] + place_M + 1)
-    law_MV = round_laws(logits_MV, sampling, request_M)
-    is_sampled_M = sampling.is_sampled_B.index_select(0, request_M)
+    rows = of_rows(sampling, request_M)
+    noise = row_noise(rows, requests.lengths_B[request_M] + place_M + 1)
+    law_MV, is_sampled_M = row_laws(logits_MV, rows), rows.is_sampled_S
     tokens_M = sample(law_MV, noise, TOKEN_DRAW, is_sampled_M=is_sampled_M)
     cell_M = place_M.clamp(max=count - 1)
     draft_M = drafts_BG[request_M, cell_M]

@@ -307,11 +307,21 @@ class TargetModel:
         """Return the rows that an index picks as `greedy_ids` reads them."""
         return embed_stream(rows_M, hidden_ND, self._last_norm.weight_D)
 
-    def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
-        """Return fp32 logits [M, V] over target ids; ids that cannot be chosen are -inf."""
-        logits = self._last_head.logits(hidden_MD, self._last_norm)
+    def logits(self, hidden_MD: HeadRows) -> torch.Tensor:
+        """Return fp32 logits [M, V] over target ids; ids that cannot be chosen are -inf.
+
+        A stream is one at the final norm.
+        """
+        logits = self.reachable_logits(hidden_MD)
         padding = self.facts.vocab_size - self.num_reachable_ids
         return torch.nn.functional.pad(logits, (0, padding), value=float("-inf"))
+
+    def reachable_logits(self, hidden_MD: HeadRows) -> torch.Tensor:
+        """Return `logits` of the ids that can be chosen, the first ones; ids behind them are -inf.
+
+        A choice from them is one from `logits`, without a copy.
+        """
+        return self._last_head.logits(hidden_MD, self._last_norm)
 
     def greedy_ids(self, hidden_MD: HeadRows) -> torch.Tensor:
         """Return int64 target ids [M]: the argmax of `logits`, lowest id on a tie, same bits.

@@ -15,8 +15,9 @@ from typing import Protocol
 import torch
 
 from runtime.batch import RoundRequests, on_device
-from runtime.kernels.draw import round_laws, round_noise
+from runtime.kernels.draw import draw_tokens, of_rows, row_laws, row_noise
 from runtime.kernels.head import HeadRows
+from runtime.kernels.noise import TOKEN_DRAW
 from runtime.kernels.sample import sample
 from runtime.spec.noise import DrawKind, draft_kind, noise_rows
 from runtime.spec.sampling import law_rows, noise_key
@@ -137,16 +138,20 @@ def choose_round_drafts(
     sampling, column_B = requests.sampling, requests.drafts_BG[:, draft_index]
     if sampling is None:
         return head.propose_ids(head_input_BH, column_B)
-    map_R = head.draft_to_target_R
-    law_BR = round_laws(head.logits(head_input_BH), sampling, None)
-    if requests.laws is not None:
-        law_BR = _with_ids(law_BR)
-        requests.laws.add(law_BR, map_R)
+    map_R, logits_BR = head.draft_to_target_R, head.logits(head_input_BH)
+    position_B = requests.positions_WB[draft_index]
+    if requests.laws is None:
+        return draw_tokens(
+            logits_BR, sampling, None, position_B, TOKEN_DRAW, names_V=map_R, copy_M=column_B
+        )
+    rows = of_rows(sampling, None)
+    law_BR = _with_ids(row_laws(logits_BR, rows))
+    requests.laws.add(law_BR, map_R)
     return sample(
         law_BR,
-        round_noise(sampling, None, requests.positions_WB[1 + draft_index]),
-        DrawKind.TOKEN if requests.laws is None else draft_kind(draft_index),
-        is_sampled_M=sampling.is_sampled_B,
+        row_noise(rows, position_B + 1),
+        draft_kind(draft_index),
+        is_sampled_M=rows.is_sampled_S,
         noise_ids_V=map_R,
         names_V=map_R,
         copy_M=column_B,

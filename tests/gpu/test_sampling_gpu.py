@@ -12,7 +12,7 @@ from runtime.engine.request import RequestInput
 from runtime.engine.slot_params import slot_sampling
 from runtime.graphs.slot_sampling import SamplingState
 from runtime.kernels.cuda.sample import launch_sample
-from runtime.kernels.draw import draw_tokens
+from runtime.kernels.draw import draw_tokens, draw_tokens_twin
 from runtime.kernels.exact import exact_exp, exact_log
 from runtime.kernels.noise import TOKEN_DRAW, NoiseRows
 from runtime.kernels.rejection import RowDrafts, decide_rows
@@ -93,19 +93,31 @@ def test_noise_is_never_fused() -> None:
     assert torch.equal(found.cpu(), sample_twin(weights, noise_rows(512, CPU), TOKEN_DRAW))
 
 
-def test_draws_of_a_round_have_the_cpu_s_bits() -> None:
+@pytest.mark.parametrize("has_filters", [False, True])
+@pytest.mark.parametrize(("num_rows", "num_ids"), [(1, NUM_IDS), (40, NUM_IDS), (9, 151_936)])
+def test_draws_of_a_round_have_the_cpu_s_bits(
+    num_rows: int, num_ids: int, has_filters: bool
+) -> None:
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(40, NUM_IDS, generator=generator) * 4
-    request = torch.randint(0, len(KINDS), (40,), generator=generator)
-    position = torch.arange(40) + 1000
+    logits = torch.randn(num_rows, num_ids, generator=generator) * 4
+    logits[1::2] = (logits[1::2] * 4).round() / 4
+    logits[0, 5:40:7] = torch.nan
+    kinds = KINDS if has_filters else KINDS[:4]
+    request = torch.randint(0, len(kinds), (num_rows,), generator=generator, dtype=torch.int32)
+    position = torch.arange(num_rows) + 1000
+    names = torch.randperm(num_ids, generator=generator)
     found = {}
     for device in (CPU, CUDA):
-        state = SamplingState(len(KINDS) + 1, device)
-        state.write(range(len(KINDS)), [slot_sampling(item) for item in KINDS])
-        sampling = state.select(torch.arange(len(KINDS), device=device), has_filters=True)
-        found[device.type] = draw_tokens(
-            logits.to(device), sampling, request.to(device), position.to(device), TOKEN_DRAW
-        ).cpu()
+        state = SamplingState(len(kinds) + 1, device)
+        state.write(range(len(kinds)), [slot_sampling(item) for item in kinds])
+        slots = torch.arange(len(kinds), device=device).flip(0)
+        sampling = state.select(slots, has_filters=has_filters)
+        rows = (logits.to(device), sampling, request.to(device), position.to(device), TOKEN_DRAW)
+        found[device.type] = draw_tokens(*rows).cpu()
+        named = draw_tokens(*rows, names_V=names.to(device)).cpu()
+        found[device.type] = torch.stack((found[device.type], named))
+        twin = draw_tokens_twin(*rows, names_V=names.to(device)).cpu()
+        assert torch.equal(named, twin)
     assert torch.equal(found["cpu"], found["cuda"])
 
 

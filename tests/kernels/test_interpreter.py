@@ -19,7 +19,13 @@ GROUPS = (
         "interpreted_round",
         "interpreted_sample",
     ),
-    ("interpreted_host", "interpreted_fused", "interpreted_normed", "interpreted_attention"),
+    (
+        "interpreted_host",
+        "interpreted_draw",
+        "interpreted_fused",
+        "interpreted_normed",
+        "interpreted_attention",
+    ),
 )
 
 

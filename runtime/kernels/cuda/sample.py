@@ -66,6 +66,21 @@ def exact_log(x):
     return power * _LN2 + (series * s) * 2.0
 
 
+@triton.jit
+def token_noise(ids, position, choice, seed_low, seed_high, KIND: tl.constexpr):
+    """Gumbel noise, fp32, of int64 ids; what names a row's draws is int64, too."""
+    c0 = (ids >> 2).to(tl.uint64)
+    zero = tl.zeros_like(c0)
+    w0, w1, w2, w3 = philox_words(
+        c0, zero + position.to(tl.uint64), zero + KIND, zero + choice.to(tl.uint64),
+        zero + seed_low.to(tl.uint64), zero + seed_high.to(tl.uint64),
+    )  # fmt: skip
+    lane = ids & 3
+    word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
+    uniform = (word.to(tl.int64).to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
+    return (-exact_log(-exact_log(uniform))).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["num_columns", "num_tiles"])
 def sample_tile_kernel(
     weights_ptr,
@@ -99,16 +114,10 @@ def sample_tile_kernel(
         ids = tl.load(noise_ids_ptr + columns, mask=mask, other=0)
     else:
         ids = columns.to(tl.int64)
-    c0 = (ids >> 2).to(tl.uint64)
-    zero = tl.zeros_like(c0)
-    c1, c2, c3 = philox_inputs(zero, position_ptr, choice_ptr, row, KIND)
-    k0 = zero + tl.load(seed_low_ptr + row).to(tl.uint64)
-    k1 = zero + tl.load(seed_high_ptr + row).to(tl.uint64)
-    w0, w1, w2, w3 = philox_words(c0, c1, c2, c3, k0, k1)
-    lane = ids & 3
-    word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
-    uniform = (word.to(tl.int64).to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
-    noise = (-exact_log(-exact_log(uniform))).to(tl.float32)
+    noise = token_noise(
+        ids, tl.load(position_ptr + row), tl.load(choice_ptr + row),
+        tl.load(seed_low_ptr + row), tl.load(seed_high_ptr + row), KIND,
+    )  # fmt: skip
     if HAS_FLAGS:
         noise = tl.where(tl.load(is_sampled_ptr + row), noise, 0.0)
     scores = weights + noise
@@ -116,14 +125,6 @@ def sample_tile_kernel(
     column = tl.min(tl.where(mask & (scores == best), columns, _NO_COLUMN), axis=0)
     tl.store(top_ptr + row * num_tiles + tile, best)
     tl.store(column_ptr + row * num_tiles + tile, column)
-
-
-@triton.jit
-def philox_inputs(zero, position_ptr, choice_ptr, row, KIND: tl.constexpr):
-    """Counter words 1 to 3 of a row."""
-    position = zero + tl.load(position_ptr + row).to(tl.uint64)
-    choice = zero + tl.load(choice_ptr + row).to(tl.uint64)
-    return position, zero + KIND, choice
 
 
 @triton.jit(
@@ -202,6 +203,20 @@ def launch_sample(
         enable_fp_fusion=False,
         **options,
     )
+    launch_pick(best_MT, column_MT, out_M, names_V, copy_M)
+    return out_M
+
+
+def launch_pick(
+    best_MT: torch.Tensor,
+    column_MT: torch.Tensor,
+    out_M: torch.Tensor,
+    names_V: torch.Tensor | None,
+    copy_M: torch.Tensor | None,
+) -> None:
+    """Launch the choice among the tiles of each row; see `sample` for names and the copy."""
+    num_rows, num_tiles = best_MT.shape
+    is_overlapping, options = overlap_options(best_MT.device, None)
     sample_pick_kernel[(num_rows,)](
         best_MT,
         column_MT,
@@ -215,7 +230,6 @@ def launch_sample(
         num_warps=4,
         **options,
     )
-    return out_M
 
 
 def sample_constants(kind: int, *, has_flags: bool, has_ids: bool) -> dict[str, int | bool]:

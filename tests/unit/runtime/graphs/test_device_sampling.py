@@ -12,7 +12,7 @@ from runtime.engine.llm import LLM
 from runtime.engine.request import RequestInput
 from runtime.engine.slot_params import round_kind, slot_sampling
 from runtime.graphs.slot_sampling import GREEDY, SamplingState
-from runtime.kernels.draw import draw_tokens
+from runtime.kernels.draw import draw_tokens, of_rows
 from runtime.kernels.noise import TOKEN_DRAW
 from runtime.spec.noise import noise_rows
 from runtime.spec.sampling import TokenCounts, noise_key, process_logits
@@ -61,12 +61,12 @@ def test_rows_have_the_bits_of_requests_one_by_one(num_ids: int) -> None:
     params = list(KINDS.values())
     logits = torch.randn(24, num_ids, generator=generator) * 4
     logits = (logits * 4).round() / 4  # ties are common
-    request = torch.randint(0, len(params), (24,), generator=generator)
+    request = torch.randint(0, len(params), (24,), generator=generator, dtype=torch.int32)
     position = torch.arange(100, 124)
     state = SamplingState(len(params) + 1, CPU)
     state.write(range(len(params)), [slot_sampling(item) for item in params])
     sampling = state.select(torch.arange(len(params)), has_filters=True)
-    found = draw_tokens(logits, sampling, request, position, TOKEN_DRAW).tolist()
+    found = draw_tokens(logits, sampling, request, position - 1, TOKEN_DRAW).tolist()
     for row, (which, place) in enumerate(zip(request.tolist(), position.tolist(), strict=True)):
         item = params[which]
         processed = process_logits(logits[row], item, TokenCounts(num_output=0))
@@ -79,14 +79,14 @@ def test_seeds_of_slots_are_those_of_the_host() -> None:
     params = [SamplingParams(temperature=1.0, seed=seed, choice_index=3) for seed in seeds]
     state = SamplingState(9, CPU)
     state.write(range(7), [slot_sampling(item) for item in params])
-    found = state.select(torch.arange(7), has_filters=False)
+    found = of_rows(state.select(torch.arange(7), has_filters=False), None)
     wanted = noise_rows([noise_key(item, 0) for item in params], device=CPU)
-    assert torch.equal(found.seed_low_B, wanted.seed_low_M)
-    assert torch.equal(found.seed_high_B, wanted.seed_high_M)
-    assert torch.equal(found.choice_index_B, wanted.choice_index_M)
-    padding = state.select(torch.tensor([8]), has_filters=True)
-    assert not bool(padding.is_sampled_B[0])
-    assert float(padding.temperature_B[0]) == 1.0
+    assert torch.equal(found.seed_low_S, wanted.seed_low_M)
+    assert torch.equal(found.seed_high_S, wanted.seed_high_M)
+    assert torch.equal(found.choice_index_S, wanted.choice_index_M)
+    padding = of_rows(state.select(torch.tensor([8]), has_filters=True), None)
+    assert not bool(padding.is_sampled_S[0])
+    assert float(padding.temperature_S[0]) == 1.0
 
 
 def test_which_rounds_run_which_requests() -> None:
@@ -199,8 +199,8 @@ def test_slots_that_stay_as_they_are_cost_no_copy(monkeypatch: pytest.MonkeyPatc
     state.write([0, 1, 2], [GREEDY, drawn, GREEDY])
     assert written[0] == [0, 1], "a slot that was drawn from is greedy again"
     monkeypatch.undo()
-    found = state.select(torch.arange(4), has_filters=True)
-    assert found.is_sampled_B.tolist() == [False, True, False, False]
-    assert found.temperature_B.tolist() == [1.0, 0.5, 1.0, 1.0]
-    assert found.top_k_B[1] == 3
-    assert found.top_k_B[0] == found.top_k_B[3]
+    found = of_rows(state.select(torch.arange(4), has_filters=True), None)
+    assert found.is_sampled_S.tolist() == [False, True, False, False]
+    assert found.temperature_S.tolist() == [1.0, 0.5, 1.0, 1.0]
+    assert found.top_k_S[1] == 3
+    assert found.top_k_S[0] == found.top_k_S[3]

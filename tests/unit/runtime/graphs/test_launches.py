@@ -92,10 +92,15 @@ def test_a_block_reads_its_own_head_once(kind: RoundKind, tmp_path: Path) -> Non
     assert draft["head_argmax"] == 2 * is_greedy
 
 
-def test_sampled_rounds_copy_no_row_of_options_twice(world: World) -> None:
-    draft, _ = launches_of(world, "eagle3", GAMMA, 4, "sampled")
-    assert draft["index_select"] == 8  # one for each option, by slot
-    assert draft["index"] == draft["stack"] == draft["copy_"] == draft["contiguous"] == 0
+def test_a_draw_is_its_logits_and_three_launches(world: World) -> None:
+    """Options are read by slot where they are needed: no library operation copies them."""
+    draft, rest = launches_of(world, "eagle3", GAMMA, 4, "sampled")
+    greedy_draft, greedy_rest = launches_of(world, "eagle3", GAMMA, 4)
+    drawn = Counter(draw_tokens=3, head_logits=2)  # scales of rows, then their products
+    for _ in range(GAMMA):
+        greedy_draft = greedy_draft - Counter(HEAD) + drawn
+    assert draft == greedy_draft
+    assert rest == greedy_rest - Counter(HEAD) + drawn
 
 
 def test_a_prefill_is_its_layers_and_few_others(world: World) -> None:
