@@ -1,7 +1,6 @@
 """Raw records of a benchmark and the directory that holds them. Imports no torch.
 
-Everything in a report is computed from these records (`runtime.bench.summary`), so a directory of
-them gives the same report again, byte for byte.
+A report is computed from these records alone (`runtime.bench.summary`), the same bytes each time.
 
     settings.json     what was run
     environment.json  where, and on which sources
@@ -69,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         layout: stages and ranks, where they run and how tensors travel between them.
         warm_up: what was run untimed; the default is what earlier versions ran.
         filters: `top_k`, `top_p` and `min_p` where they may cut a sampled law.
+        draft_vocab_size: rows of the draft's head where a map reduces it.
     """
 
     manifest: str | None
@@ -94,6 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layout: str = "one stage"
     warm_up: str = "8 tokens of the first requests before each run"
     filters: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    draft_vocab_size: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def law(self) -> str:

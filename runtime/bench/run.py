@@ -50,7 +50,7 @@ from runtime.bench.raw import (
 from runtime.bench.reference import compare_reference
 from runtime.bench.settings import DEFAULT_STEP_SAMPLES, WARM_UP, BenchSettings
 from runtime.bench.steps import STEP_ROOM, StepPlace, measure_copy, measure_steps
-from runtime.config import Overrides, RuntimeConfig, dtype_name
+from runtime.config import DRAFT_PROPOSERS, Overrides, RuntimeConfig, dtype_name
 from runtime.engine.llm import LLM
 from runtime.loading import LoadedModels
 from runtime.spec.oracle import OracleScript, ScriptKey
@@ -289,6 +289,14 @@ def _filters(settings: BenchSettings) -> dict[str, float]:
     return {name: value for name, value in given.items() if value != neutral[name]}
 
 
+def _reduced_rows(loaded: Loaded) -> int | None:
+    """Return the rows of the head that the speculative arm drafts with, None: all, or no head."""
+    vocabulary = loaded.manifest.vocabulary
+    is_drafted = loaded.config.proposer in DRAFT_PROPOSERS
+    is_reduced = is_drafted and vocabulary.map_kind == "reduced"
+    return vocabulary.draft_vocab_size if is_reduced else None
+
+
 def _settings(
     manifest: Path | None,
     loaded: Loaded,
@@ -310,6 +318,7 @@ def _settings(
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         filters=_filters(settings) or msgspec.UNSET,
+        draft_vocab_size=_reduced_rows(loaded) or msgspec.UNSET,
         seed=settings.seed,
         repeats=settings.repeats,
         ignore_eos=settings.ignore_eos,

@@ -157,7 +157,13 @@ def cut_token_map(
         diagnostics=(
             *found,
             *warnings_of(
-                maps, slices, plan.measured, corpus, plan.coverage(plan.ranking.num_seen), where
+                maps,
+                slices,
+                plan.measured,
+                corpus,
+                plan.coverage(plan.ranking.num_seen),
+                plan.cost,
+                where,
             ),
         ),
     )

@@ -73,7 +73,8 @@ def cost_facts(
         options: as the user gave them.
         directory: of the target's tokenizer, with config.json when it has one.
         target_vocab_size: rows of the full head.
-        measured: acceptance that a bench report of this target measured.
+        measured: acceptance that a bench report of this target measured; of one with a reduced
+            head only its number of drafts is taken, since the model asks for the full head's.
 
     Raises:
         DiagnosticError: family 7 codes of a manifest that cannot be read.
@@ -82,8 +83,9 @@ def cost_facts(
     if options.manifest is not None:
         facts = _from_manifest(facts, load_manifest(options.manifest), options.manifest.name)
     if measured is not None:
-        origin = f"benchmark, accept length {measured.accept_length:.3f}"
         facts = _set_drafts(facts, measured.num_speculative_tokens, "benchmark")
+    if measured is not None and measured.reduced is None:
+        origin = f"benchmark, accept length {measured.accept_length:.3f}"
         facts = replace(
             facts,
             acceptance=measured.acceptance,

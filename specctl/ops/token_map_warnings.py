@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
+from specctl.ops.token_map_cost import ASSUMED
 from specctl.ops.token_map_report import BuiltMap, CorpusFacts
 from specctl.ops.token_map_slices import COUNTED, NOTHING, OUTPUTS_SLICE, Measured
+from specctl.tokenmap.cost import CostFacts
 from specctl.tokenmap.coverage import SliceCoverage
 
 _ENOUGH_SEEN = 0.99
@@ -20,9 +22,10 @@ def warnings_of(
     measured: Measured,
     corpus: CorpusFacts,
     coverage_of_seen: float,
+    cost: CostFacts,
     where: str,
 ) -> list[Diagnostic]:
-    """Return SD407, SD427, SD428, SD431, SD438 and SD439 where they apply.
+    """Return SD407, SD427, SD428, SD431, SD438, SD439 and SD443 where they apply.
 
     Args:
         maps: that were written.
@@ -30,9 +33,11 @@ def warnings_of(
         measured: what coverage was measured on.
         corpus: of the counts.
         coverage_of_seen: measured coverage of all ids seen in the counted text.
+        cost: numbers of the cost model.
         where: place of the corpus.
     """
     findings = _of_text(measured, corpus, coverage_of_seen, where)
+    findings += _of_drafts(measured, cost)
     for built in maps:
         findings += _of_map(built)
         findings += _of_slices(built, slices)
@@ -77,6 +82,23 @@ def _of_text(
             )
         )
     return findings
+
+
+def _of_drafts(measured: Measured, cost: CostFacts) -> list[Diagnostic]:
+    """Return SD443 where a benchmark measured another head, and nothing else gives acceptance."""
+    drafts = measured.drafts
+    if drafts is None or drafts.reduced is None or cost.origins["acceptance"] != ASSUMED:
+        return []
+    return [
+        diagnose(
+            "SD443",
+            where=drafts.reduced.where,
+            message=f"the benchmark's accept length of {drafts.accept_length:.3f} is that of a "
+            f"reduced head and was not taken; acceptance {cost.acceptance:g} is assumed",
+            expected=f"a head of {cost.target_vocab_size} rows",
+            found=f"{drafts.reduced.draft_vocab_size} rows",
+        )
+    ]
 
 
 def _of_map(built: BuiltMap) -> list[Diagnostic]:

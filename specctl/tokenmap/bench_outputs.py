@@ -1,19 +1,38 @@
 """The answers in a benchmark's records, each prompt's once, and the acceptance they measured.
 
-Reads `records.jsonl` of `specctl bench --output`, and the JSON of earlier reports, whose records
-are in `requests`. Nothing of the runtime is imported: only the keys used here are looked at.
+Reads `records.jsonl` of `specctl bench --output` and `settings.json` beside it, and the JSON of
+earlier reports, whose records are in `requests`. Nothing of the runtime is imported: only the keys
+used here are looked at.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from specctl.contract.diagnostics import DiagnosticError, diagnose
 from specctl.tokenmap.cost import accepted_drafts
 
 TARGET_ONLY = "target-only"
+SETTINGS_FILE = "settings.json"
+REDUCED_KEY = "draft_vocab_size"
 _PLACE = ("point", "prompt", "turn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReducedHead:
+    """The head of a draft that had a token map when it was measured.
+
+    Args:
+        draft_vocab_size: its rows.
+        where: place that says so.
+    """
+
+    draft_vocab_size: int
+    where: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +43,13 @@ class MeasuredDrafts:
         num_speculative_tokens: drafts of a round.
         acceptance: at every position alike, the one that gives the measured accept length.
         accept_length: as measured.
+        reduced: head that was measured; None: the full one, or the benchmark does not say.
     """
 
     num_speculative_tokens: int
     acceptance: float
     accept_length: float
+    reduced: ReducedHead | None = None
 
 
 def is_record(item: object) -> bool:
@@ -55,10 +76,49 @@ def answers_once(records: Iterable[Any]) -> list[tuple[int, Mapping[str, Any]]]:
     return list(first.values())
 
 
-def measured_drafts(records: Sequence[Any]) -> MeasuredDrafts | None:
+def reduced_head(directory: Path) -> ReducedHead | None:
+    """Return the reduced head that a benchmark measured; None without one or without settings.
+
+    Args:
+        directory: of the records.
+
+    Raises:
+        DiagnosticError: SD423 for settings that cannot be read.
+    """
+    path = directory / SETTINGS_FILE
+    try:
+        settings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(str(path), f"not JSON: {str(error)[:100]}") from error
+    if not isinstance(settings, dict):
+        raise _unreadable(str(path), f"no object: {type(settings).__name__}")
+    if REDUCED_KEY not in settings:
+        return None
+    where, rows = f"{path}#/{REDUCED_KEY}", settings[REDUCED_KEY]
+    if type(rows) is not int or rows < 1:
+        raise _unreadable(where, f"no number of rows: {rows!r}")
+    return ReducedHead(draft_vocab_size=rows, where=where)
+
+
+def _unreadable(where: str, message: str) -> DiagnosticError:
+    help_text = "Give the directory as `specctl bench --output` wrote it"
+    return DiagnosticError(diagnose("SD423", where=where, message=message, help=help_text))
+
+
+def measured_drafts(
+    records: Sequence[Any], reduced: ReducedHead | None = None
+) -> MeasuredDrafts | None:
     """Return what the drafted requests measured, None without one.
 
     Drafts of a round are the most that any request proposed on average, rounded up.
+
+    Args:
+        records: of all arms.
+        reduced: head that they were drafted with, None for the full one.
     """
     rounds = accepted = number = 0
     for record in records:
@@ -77,4 +137,9 @@ def measured_drafts(records: Sequence[Any]) -> MeasuredDrafts | None:
     for _ in range(60):  # accepted_drafts rises with acceptance
         middle = (low + high) / 2
         low, high = (middle, high) if accepted_drafts(middle, number) < wanted else (low, middle)
-    return MeasuredDrafts(num_speculative_tokens=number, acceptance=low, accept_length=1 + wanted)
+    return MeasuredDrafts(
+        num_speculative_tokens=number,
+        acceptance=low,
+        accept_length=1 + wanted,
+        reduced=reduced,
+    )

@@ -23,6 +23,7 @@ from specctl.tokenmap.bench_outputs import (
     answers_once,
     is_record,
     measured_drafts,
+    reduced_head,
 )
 
 _ID_KEYS = ("ids", "token_ids", "output_ids", "output_token_ids", "completion_ids", "tokens")
@@ -67,7 +68,12 @@ class OutputCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """All outputs that were read: parts in the order of their first answer."""
+    """All outputs that were read.
+
+    Args:
+        parts: in the order of their first answer.
+        measured: of the first benchmark among them, one of a full head before one of a reduced.
+    """
 
     parts: tuple[OutputCounts, ...]
     measured: MeasuredDrafts | None
@@ -121,7 +127,8 @@ def read_outputs(paths: Iterable[Path | str], *, tokenizer_size: int, encode: En
     for path in paths:
         num_before = sum(part.num_answers for part in parts.values())
         file, items, found = _open(str(path))
-        measured = measured or found
+        if measured is None or (measured.reduced and found and not found.reduced):
+            measured = found
         for where, item in items:
             domain, answer = _answer(item, where)
             part = parts.setdefault(
@@ -206,7 +213,8 @@ def _open_lines(file: Path) -> tuple[Path, Iterator[tuple[str, Any]], MeasuredDr
         return file, _lines(file), None
     records = [first[1], *(item for _, item in lines)]
     once = ((f"{file}#{n + 1}", record) for n, record in answers_once(records))
-    return file, once, measured_drafts(records)
+    reduced = reduced_head(file.parent) if file.name == RECORDS_FILE else None
+    return file, once, measured_drafts(records, reduced)
 
 
 def _unreadable(where: str, message: str) -> DiagnosticError:

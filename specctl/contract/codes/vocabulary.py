@@ -331,4 +331,14 @@ CODES: tuple[Code, ...] = (
         fix="Give `--ray-address` as HOST:PORT of a running cluster (`ray status` shows one), or "
         "leave it out to count with a Ray of this machine",
     ),
+    Code(
+        code="SD443",
+        slug="benchmark-of-reduced-head",
+        severity="warning",
+        summary="A benchmark among the outputs ran with a token map, so its accept length is not "
+        "the full head's.",
+        why="The cost model takes from the full head's acceptance what a map loses: taken from a "
+        "reduced head, the loss counts twice and the recommended size is that of a worse draft.",
+        fix="Run `specctl bench` with a manifest without a map, or give `--acceptance`",
+    ),
 )

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 import torch
 
@@ -24,7 +25,9 @@ from runtime.loading import LoadedModels
 from runtime.spec.ngram import NgramProposer
 from runtime.spec.script_table import Room
 from specctl.contract.diagnostics import DiagnosticError, diagnose
-from tests.bench_harness import CPU, PROMPTS, ROOT, SHAPE, bench
+from tests.bench_harness import CPU, PROMPTS, ROOT, SHAPE, bench, records
+from tests.tiny import write_tiny_eagle3
+from tests.tiny_manifest import tiny_manifest, write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +232,21 @@ def test_processes_end_when_loading_fails_after_they_started(
     with pytest.raises(DiagnosticError, match="SD830"):
         bench(tiny_pair, CPU, prompts=prompts)
     assert len(closed) == 1
+
+
+def test_a_reduced_head_stands_in_the_settings(
+    tiny_pair: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """What a draft reaches with a map is not what its full head reaches."""
+    target = tiny_pair.parent / "target"
+    draft = write_tiny_eagle3(
+        tmp_path / "draft", target, draft_vocab_size=None, boundary_ids=(0, 1, 2)
+    )
+    full = write_manifest(tmp_path, tiny_manifest(target, draft))
+    ngram = main.EngineOptions(device="cpu", proposer="ngram")
+    found = []
+    for manifest, engine in ((tiny_pair, CPU), (full, CPU), (tiny_pair, ngram)):
+        raw = records(manifest, engine, prompts=prompts, limit=1, max_tokens=3, repeats=1)
+        found.append(msgspec.json.decode(msgspec.json.encode(raw.settings)))
+    assert found[0]["draft_vocab_size"] == 64
+    assert all("draft_vocab_size" not in settings for settings in found[1:])

@@ -121,6 +121,34 @@ def test_the_targets_own_outputs_decide(
     assert "outputs       4 tokens that the target wrote" in text
 
 
+@pytest.mark.parametrize("given", [None, 0.5])
+def test_acceptance_of_a_reduced_head_is_not_that_of_the_full_one(
+    tmp_path: Path, tokenizer: LoadedTokenizer, counts: CountArtefact, given: float | None
+) -> None:
+    """Taken for the full head's, what the map of the benchmark lost would be lost again."""
+    place = {"kind": "request", "point": 0, "prompt": 0, "turn": 1, "run": 0}
+    drafted = {"rounds": 10, "proposed_drafts": 20, "accepted_drafts": 7}
+    record = {**place, "arm": "speculative", "ids": [5, 5, 5], **drafted}
+    (tmp_path / "records.jsonl").write_text(json.dumps(record))
+    (tmp_path / "settings.json").write_text(json.dumps({"draft_vocab_size": 24}))
+    wanted = options(
+        tmp_path, outputs=(str(tmp_path),), sizes=(16,), cost=CostOptions(acceptance=given)
+    )
+    report = cut_token_map(counts, tokenizer, wanted)
+    assert report.measured_on == "the target's own outputs"
+    assert report.cost.num_speculative_tokens == 2
+    assert report.cost.origins["acceptance"] == ("assumed" if given is None else "--acceptance")
+    assert report.cost.acceptance == (given or 0.7)
+    found = [d for d in report.diagnostics if d.code == "SD443"]
+    assert len(found) == (given is None)
+    for item in found:
+        assert item.where == f"{tmp_path}/settings.json#/draft_vocab_size"
+        assert item.expected == f"a head of {report.target_vocab_size} rows"
+        assert item.found == "24 rows"
+        assert "1.700" in item.message
+        assert "--acceptance" in (item.help or "")
+
+
 def test_a_language_that_is_covered_badly_is_named(
     tmp_path: Path, tokenizer: LoadedTokenizer
 ) -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.bench.raw import RECORDS_FILE, RequestRecord
+from runtime.bench.raw import RECORDS_FILE, SETTINGS_FILE, RequestRecord, Settings
 from specctl.contract.diagnostics import DiagnosticError
+from specctl.tokenmap.bench_outputs import REDUCED_KEY, ReducedHead
 from specctl.tokenmap.cost import accepted_drafts
 from specctl.tokenmap.outputs import OutputCounts, Outputs, read_outputs
 
@@ -146,9 +147,8 @@ def test_any_json_is_counted_or_refused_with_a_code(
         assert part.num_tokens == sum(part.per_id) + part.num_outside
 
 
-def test_the_records_that_a_benchmark_writes_are_read(tmp_path: Path) -> None:
-    """The keys are those of the runtime's own record type."""
-    record = RequestRecord(
+def request_record() -> RequestRecord:
+    return RequestRecord(
         point=0,
         arm="speculative",
         run=0,
@@ -165,6 +165,11 @@ def test_the_records_that_a_benchmark_writes_are_read(tmp_path: Path) -> None:
         submitted_s=0.0,
         arrivals=[(0.5, 3)],
     )
+
+
+def test_the_records_that_a_benchmark_writes_are_read(tmp_path: Path) -> None:
+    """The keys are those of the runtime's own record type."""
+    record = request_record()
     again = msgspec.structs.replace(record, run=1)
     second = msgspec.structs.replace(record, turn=2, ids=[4])
     lines = [msgspec.json.encode(item) for item in (record, again, second)]
@@ -174,3 +179,47 @@ def test_the_records_that_a_benchmark_writes_are_read(tmp_path: Path) -> None:
     assert outputs.measured is not None
     assert outputs.measured.num_speculative_tokens == 3
     assert outputs.measured.accept_length == 1.5
+    assert outputs.measured.reduced is None
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", ""])
+def test_the_settings_beside_records_tell_a_reduced_head(tmp_path: Path, name: str) -> None:
+    """The key is that of the runtime's own settings."""
+    (tmp_path / RECORDS_FILE).write_bytes(msgspec.json.encode(request_record()))
+    facts = tmp_path / SETTINGS_FILE
+    facts.write_text(json.dumps({"proposer": "mtp"}))
+    full = read(tmp_path / name).measured
+    assert full is not None
+    assert full.reduced is None
+    assert REDUCED_KEY in Settings.__struct_fields__
+    facts.write_text(json.dumps({"proposer": "mtp", REDUCED_KEY: 24}))
+    measured = read(tmp_path / name).measured
+    assert measured is not None
+    assert measured.reduced == ReducedHead(draft_vocab_size=24, where=f"{facts}#/{REDUCED_KEY}")
+    assert measured.accept_length == full.accept_length
+
+
+def test_acceptance_of_a_full_head_goes_before_that_of_a_reduced_one(tmp_path: Path) -> None:
+    for name, facts in (("reduced", {REDUCED_KEY: 24}), ("full", {})):
+        (tmp_path / name).mkdir()
+        record = msgspec.structs.replace(request_record(), accepted_drafts=len(facts))
+        (tmp_path / name / RECORDS_FILE).write_bytes(msgspec.json.encode(record))
+        (tmp_path / name / SETTINGS_FILE).write_text(json.dumps(facts))
+    measured = read(tmp_path / "reduced", tmp_path / "full").measured
+    assert measured is not None
+    assert (measured.reduced, measured.accept_length) == (None, 1.0)
+
+
+@pytest.mark.parametrize("content", ["nope", "[1]", f'{{"{REDUCED_KEY}": "24"}}', None])
+def test_settings_that_cannot_be_read_are_refused(tmp_path: Path, content: str | None) -> None:
+    (tmp_path / RECORDS_FILE).write_bytes(msgspec.json.encode(request_record()))
+    facts = tmp_path / SETTINGS_FILE
+    if content is None:
+        facts.mkdir()
+    else:
+        facts.write_text(content)
+    with pytest.raises(DiagnosticError) as caught:
+        read(tmp_path)
+    (found,) = caught.value.diagnostics
+    assert found.code == "SD423"
+    assert found.where.startswith(str(facts))
