@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import kernels
-from runtime.kernels import draw, ngram, prefill_rows, round, sample
+from runtime.kernels import block_rows, draw, ngram, prefill_rows, round, sample
 from runtime.kernels.stream import Stream
 
 LAYER = (
@@ -64,6 +64,8 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
             kernels.side_by_side,
             kernels.take_rows,
             kernels.write_kv,
+            block_rows.keep_chances,
+            block_rows.place_blocks,
             ngram.append_history,
             ngram.find_drafts,
             prefill_rows.place_prompts,

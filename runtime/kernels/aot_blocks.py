@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runtime.kernels.aot_cases import KernelCase
-from runtime.kernels.cuda import corrected
+from runtime.kernels.cuda import block_rows, corrected
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, head_config
 
+_NUM_DRAFTS = 8
 _CORRECTIONS = ((8192, 64), (151_936, 256))  # (draft ids, rank) of Markov heads
 
 
 def block_cases(arch: int) -> tuple[KernelCase, ...]:
     """Return the cases for an architecture, in a fixed order."""
-    return tuple(_corrected_cases(arch))
+    return (*_corrected_cases(arch), *_end_cases(arch))
 
 
 def _corrected_cases(arch: int) -> Iterator[KernelCase]:
@@ -33,3 +34,21 @@ def _corrected_cases(arch: int) -> Iterator[KernelCase]:
                     num_stages=3,
                     is_hot=True,
                 )
+
+
+def _end_cases(arch: int) -> Iterator[KernelCase]:
+    place = block_rows.place_constants(_NUM_DRAFTS + 1, first_slot=1, mask_id_target=7)
+    keep = block_rows.keep_constants(_NUM_DRAFTS)
+    for kernel, constants in (
+        (block_rows.place_blocks_kernel, place),
+        (block_rows.keep_chances_kernel, keep),
+    ):
+        yield KernelCase(
+            kernel=kernel,
+            dtype="bf16",
+            out_dtype="bf16",
+            constants=(*constants.items(), ("OVERLAP", arch >= 90)),
+            num_warps=1,
+            num_stages=3,
+            is_hot=True,
+        )

@@ -24,6 +24,7 @@ import torch
 
 from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kernels import HeadRows, logits_argmax, plain_rows
+from runtime.kernels.block_rows import keep_chances
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
 from runtime.spec.block_round import block_states, read_block
@@ -141,19 +142,15 @@ class BlockProposer:
 
         Sync: none.
         """
-        slots_B, num_drafts = requests.slots_B, requests.drafts_BG.shape[1]
+        num_drafts = requests.drafts_BG.shape[1]
         if num_drafts == 0:
             return
         hidden_BWH = block_states(self._model, self._kv, requests, num_drafts)
         odds_BG = read_block(self._model, self._chooser, hidden_BWH, requests)
         if odds_BG is not None:
-            known_BG = self.confidence_SG.index_select(0, slots_B)
-            offset_G = torch.arange(num_drafts, device=self._device)
-            is_draft_BG = offset_G < requests.num_drafts_B[:, None]
-            known_BG[:, :num_drafts] = torch.where(
-                is_draft_BG, torch.sigmoid(odds_BG), known_BG[:, :num_drafts]
+            keep_chances(
+                torch.sigmoid(odds_BG), requests.num_drafts_B, requests.slots_B, self.confidence_SG
             )
-            self.confidence_SG.index_copy_(0, slots_B, known_BG)
 
     def observe_round(self, requests: RoundRequests, states: RoundStates) -> None:
         """Write the draft's keys and values of every row of a verify; see `RoundDraft`.

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from runtime.batch import RoundRequests, packed
+from runtime.batch import PreparedBatch, RoundRequests, packed
+from runtime.kernels.block_rows import place_blocks
 from runtime.kv import KVLayer
 from runtime.models import BlockModel, BlockRows
 from runtime.models.block_heads import Markov
@@ -30,18 +31,28 @@ def block_states(
 
     Sync: none.
     """
-    num_requests, width = requests.slots_B.shape[0], num_drafts + model.first_slot
-    ids_target_BW = requests.slots_B.new_full((num_requests, width), model.mask_id_target)
-    ids_target_BW[:, 0] = requests.newest_ids_target_B
-    # A request without drafts has a block of one slot, which nobody reads.
-    own_widths_B = requests.num_drafts_B.clamp(min=1) + model.first_slot
-    anchors_BW = requests.lengths_B[:, None].expand(num_requests, width)
-    rows = BlockRows(
-        batch=requests.batch(ids_target_BW),
-        anchors_N=packed(anchors_BW),
-        ends_N=packed(anchors_BW + (own_widths_B - 1)[:, None]),
+    width = num_drafts + model.first_slot
+    places = place_blocks(
+        requests.lengths_B,
+        requests.newest_ids_target_B,
+        requests.num_drafts_B,
+        requests.kv_slots_BW,
+        width=width,
+        first_slot=model.first_slot,
+        mask_id_target=model.mask_id_target,
     )
-    return model.forward(rows, kv).view(num_requests, width, -1)
+    batch = PreparedBatch(
+        ids_target_N=places.ids_target_N,
+        positions_N=places.positions_N,
+        slots_N=places.kv_slots_N,
+        row_request_N=places.row_request_N,
+        block_tables_BT=requests.block_tables_BT,
+        max_length=requests.max_length,
+        rows_per_request=width,
+        arrivals_X=requests.arrivals_X,
+    )
+    rows = BlockRows(batch=batch, anchors_N=places.anchors_N, ends_N=places.ends_N)
+    return model.forward(rows, kv).view(requests.slots_B.shape[0], width, -1)
 
 
 def read_block(

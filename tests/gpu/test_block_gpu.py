@@ -11,6 +11,7 @@ import torch
 from runtime import kernels
 from runtime.config import Overrides
 from runtime.engine.request import RequestInput
+from runtime.kernels import block_rows
 from runtime.spec.types import SamplingParams
 from tests.block_rounds import assert_drafted_alike, model_of, views_of
 from tests.engine_harness import drive, make_rig, prompt_of, reference_ids
@@ -98,3 +99,21 @@ def test_a_corrected_choice_has_the_bits_of_its_parts(
                 assert torch.equal(found, expected)
                 assert torch.equal(best, sums.amax(dim=1))
                 assert torch.equal(room[:, slot], found)
+
+
+@pytest.mark.parametrize(("width", "first_slot"), [(1, 0), (5, 0), (6, 1), (9, 1)])
+def test_the_ends_of_a_block_equal_their_twins(width: int, first_slot: int) -> None:
+    lengths, newest = (torch.arange(5, device="cuda") * factor for factor in (17, 31))
+    counts = (torch.arange(5, device="cuda") * 2).clamp(max=width - first_slot)
+    kv_slots = torch.arange(5 * (width + 1), device="cuda").view(5, -1) * 3
+    sizes = {"width": width, "first_slot": first_slot, "mask_id_target": 77}
+    got = block_rows.place_blocks(lengths, newest, counts, kv_slots, **sizes)
+    expected = block_rows.place_blocks_twin(lengths, newest, counts, kv_slots, **sizes)
+    for name in expected.__slots__:
+        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+    chances = plain(5, width + 1, seed=1, dtype=torch.float32, device="cuda")[:, 1:]
+    kept = [torch.ones(9, width + 2, device="cuda") for _ in range(2)]
+    slots = torch.tensor([3, 0, 7, 2, 8], device="cuda")
+    block_rows.keep_chances(chances, counts, slots, kept[0])
+    block_rows.keep_chances_twin(chances, counts, slots, kept[1])
+    assert torch.equal(kept[0], kept[1])

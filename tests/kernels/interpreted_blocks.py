@@ -7,8 +7,9 @@ import os
 import pytest
 import torch
 
+from runtime.kernels.block_rows import keep_chances_twin, place_blocks_twin
 from runtime.kernels.corrected import corrected_argmax_twin
-from runtime.kernels.cuda import corrected, head
+from runtime.kernels.cuda import block_rows, corrected, head
 from tests.kernels.ladder import plain, same_bits
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
@@ -57,3 +58,35 @@ def test_no_rows() -> None:
     weight = plain(NUM_IDS, 16, seed=2, dtype=torch.float32)
     ids, best = corrected.launch_corrected_argmax(weight.new_empty((0, NUM_IDS)), weight, weight)
     assert ids.shape == best.shape == (0,)
+
+
+@pytest.mark.parametrize(("width", "first_slot"), [(1, 0), (2, 1), (5, 0), (5, 1), (9, 1)])
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_rows_of_blocks(num_requests: int, width: int, first_slot: int) -> None:
+    lengths = torch.tensor([17, 0, 5])[:num_requests]
+    newest = torch.tensor([31, 0, 9])[:num_requests]
+    num_drafts = torch.tensor([width - first_slot, 0, 1])[:num_requests]
+    kv_slots = torch.arange(num_requests * (width + 1)).view(num_requests, -1) * 3
+    sizes = {"width": width, "first_slot": first_slot, "mask_id_target": 77}
+    got = block_rows.launch_place_blocks(lengths, newest, num_drafts, kv_slots, **sizes)
+    expected = place_blocks_twin(lengths, newest, num_drafts, kv_slots, **sizes)
+    for name in expected.__slots__:
+        found, wanted = getattr(got, name), getattr(expected, name)
+        assert found.dtype == wanted.dtype, name
+        assert torch.equal(found, wanted), name
+    assert got.ids_target_N.view(num_requests, width)[0].tolist() == [31] + [77] * (width - 1)
+    assert got.ends_N[0] == 17 + width - 1
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+def test_chances_of_drafts_that_count(num_drafts: int) -> None:
+    wide = plain(4, 7, seed=1, dtype=torch.float32)
+    counts = torch.tensor([num_drafts, 0, 1, 0])
+    slots = torch.tensor([2, 0, 3, 4])
+    for chances in (wide[:, :num_drafts], wide[:, 1 : 1 + num_drafts]):
+        kept = [torch.ones(5, 6), torch.ones(5, 6)]
+        block_rows.launch_keep_chances(chances, counts, slots, kept[0])
+        keep_chances_twin(chances, counts, slots, kept[1])
+        assert torch.equal(kept[0], kept[1])
+        assert torch.equal(kept[0][2, :num_drafts], chances[0])
+        assert int((kept[0] != 1).sum()) == num_drafts + 1

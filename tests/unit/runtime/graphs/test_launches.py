@@ -77,19 +77,34 @@ def test_mtp_has_no_library_operations(batch: int, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
-def test_a_block_reads_its_own_head_once(kind: RoundKind, tmp_path: Path) -> None:
-    """A draft corrected by a Markov head takes that head's product or, greedy, its choice."""
-    world = make_block_world(tmp_path / "dspark", BlockCase())
-    draft, _ = launches_of(world, "dspark", GAMMA, 4, kind)
-    is_greedy = kind == "greedy"
-    assert draft["head_logits"] == (1 if is_greedy else 1 + GAMMA)
-    assert draft["corrected_argmax"] == 2 * GAMMA * is_greedy
-    assert draft["linear"] == 1  # of the confidence head
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_block_is_its_layers_and_a_choice_for_each_draft(batch: int, tmp_path: Path) -> None:
+    """A draft that a plain Markov head corrects takes two launches.
+
+    Slices of several requests' rows are copied: states of predicting rows, ids before each draft.
+    """
+    block = Counter(LAYER * 2) + Counter(
+        prepare_round=1, place_blocks=1, embed_stream=1, rms_norm=1
+    )
+    copied = Counter(contiguous=1) if batch > 1 else Counter()
+    world = make_block_world(tmp_path / "dspark", BlockCase(sample_from_anchor=False))
+    draft, _ = launches_of(world, "dspark", GAMMA, batch)
+    confidence = Counter(embed=1, cat=1, linear=1, sigmoid=1, keep_chances=1)
+    before = Counter(flatten=1) if batch > 1 else Counter()
+    assert draft == block + copied + before + confidence + Counter(
+        head_logits=1, corrected_argmax=2 * GAMMA
+    )
     world = make_block_world(tmp_path / "dflash", BlockCase(markov=None, sample_from_anchor=False))
-    draft, _ = launches_of(world, "dflash", GAMMA, 4, kind)
-    assert draft["head_logits"] == (not is_greedy)
-    assert draft["head_argmax"] == 2 * is_greedy
+    draft, _ = launches_of(world, "dflash", GAMMA, batch)
+    assert draft == block + copied + Counter(HEAD) + Counter(copy_=1)
+
+
+def test_a_sampled_block_reads_its_own_head_once(tmp_path: Path) -> None:
+    """The other products with a head are those of the Markov head, one for each draft."""
+    world = make_block_world(tmp_path, BlockCase())
+    draft, _ = launches_of(world, "dspark", GAMMA, 4, "sampled")
+    assert draft["head_logits"] == 1 + GAMMA
+    assert draft["linear"] == 1  # of the confidence head
 
 
 def test_a_draw_is_its_logits_and_three_launches(world: World) -> None:
