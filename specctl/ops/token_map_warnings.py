@@ -1,19 +1,29 @@
-"""What to know about maps that were cut: unseen ids, thin corpora, slices covered badly."""
+"""What to know about maps that were cut: unseen ids, thin corpora, slices covered badly.
+
+Rule: a text that is measured, outputs or held out, has at least `_ENOUGH_TOKENS`: two standard
+errors of a coverage of 90 % are then one point. Tokens count as independent; those of one answer
+are not, so the true error is larger.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 
 from specctl.contract.diagnostics import Diagnostic, diagnose
 from specctl.ops.token_map_cost import ASSUMED
 from specctl.ops.token_map_report import BuiltMap, CorpusFacts
-from specctl.ops.token_map_slices import COUNTED, NOTHING, OUTPUTS_SLICE, Measured
+from specctl.ops.token_map_slices import COUNTED, NOTHING, OUTPUTS, OUTPUTS_SLICE, Measured
 from specctl.tokenmap.cost import CostFacts
 from specctl.tokenmap.coverage import SliceCoverage
 
 _ENOUGH_SEEN = 0.99
 _LOW_COVERAGE = 0.95
 _FAR_BELOW = 0.02
+_USUAL_COVERAGE = 0.9
+_MAX_ERROR = 0.01
+_ENOUGH_TOKENS = round(4 * _USUAL_COVERAGE * (1 - _USUAL_COVERAGE) / _MAX_ERROR**2)
+"""3,600 tokens, where `_error` is `_MAX_ERROR`."""
 
 
 def warnings_of(
@@ -25,7 +35,7 @@ def warnings_of(
     cost: CostFacts,
     where: str,
 ) -> list[Diagnostic]:
-    """Return SD407, SD427, SD428, SD431, SD438, SD439 and SD443 where they apply.
+    """Return SD407, SD427, SD428, SD431, SD438, SD439, SD443 and SD444 where they apply.
 
     Args:
         maps: that were written.
@@ -37,7 +47,7 @@ def warnings_of(
         where: place of the corpus.
     """
     findings = _of_text(measured, corpus, coverage_of_seen, where)
-    findings += _of_drafts(measured, cost)
+    findings += [*_of_length(measured, where), *_of_drafts(measured, cost)]
     for built in maps:
         findings += _of_map(built)
         findings += _of_slices(built, slices)
@@ -82,6 +92,28 @@ def _of_text(
             )
         )
     return findings
+
+
+def _of_length(measured: Measured, where: str) -> list[Diagnostic]:
+    """Return SD444 for a text too short to choose a size from; SD427 is of counted text."""
+    num_tokens = measured.whole.num_tokens
+    if measured.name in (COUNTED, NOTHING) or num_tokens >= _ENOUGH_TOKENS:
+        return []
+    return [
+        diagnose(
+            "SD444",
+            where="--outputs" if measured.name == OUTPUTS else where,
+            message=f"coverage is measured on {num_tokens} tokens of {measured.name}: two standard "
+            f"errors of {_USUAL_COVERAGE:.0%} are {100 * _error(num_tokens):.1f} points",
+            expected=f"{_ENOUGH_TOKENS} tokens or more",
+            found=f"{num_tokens} tokens",
+        )
+    ]
+
+
+def _error(num_tokens: int) -> float:
+    """Return two standard errors of the usual coverage, measured on so many tokens."""
+    return 2 * sqrt(_USUAL_COVERAGE * (1 - _USUAL_COVERAGE) / max(1, num_tokens))
 
 
 def _of_drafts(measured: Measured, cost: CostFacts) -> list[Diagnostic]:

@@ -341,4 +341,14 @@ CODES: tuple[Code, ...] = (
         "reduced head, the loss counts twice and the recommended size is that of a worse draft.",
         fix="Run `specctl bench` with a manifest without a map, or give `--acceptance`",
     ),
+    Code(
+        code="SD444",
+        slug="measured-text-small",
+        severity="warning",
+        summary="Coverage is measured on too few tokens to choose a size from.",
+        why="Sizes that are compared differ by a few points of coverage. Below 3,600 tokens two "
+        "standard errors of a coverage of 90 % are more than one point: the size is chance.",
+        fix="Give more of the target's answers to `--outputs` (`specctl bench` with more prompts "
+        "or `--max-tokens`), or hold out more text",
+    ),
 )

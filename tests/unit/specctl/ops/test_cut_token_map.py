@@ -149,6 +149,42 @@ def test_acceptance_of_a_reduced_head_is_not_that_of_the_full_one(
         assert "--acceptance" in (item.help or "")
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "points"), [(16, "15.0"), (900, "2.0"), (3599, "1.0"), (3600, None)]
+)
+def test_outputs_of_few_tokens_choose_no_size(
+    tmp_path: Path,
+    tokenizer: LoadedTokenizer,
+    counts: CountArtefact,
+    num_tokens: int,
+    points: str | None,
+) -> None:
+    path = tmp_path / "o.jsonl"
+    path.write_text(json.dumps({"ids": [1] * num_tokens}))
+    report = cut_token_map(counts, tokenizer, options(tmp_path, outputs=(str(path),)))
+    found = [d for d in report.diagnostics if d.code == "SD444"]
+    assert len(found) == (points is not None)
+    for item in found:
+        assert item.where == "--outputs"
+        assert f"{points} points" in item.message
+        assert (item.expected, item.found) == ("3600 tokens or more", f"{num_tokens} tokens")
+
+
+def test_held_out_text_of_few_tokens_is_measured_by_the_same_rule(
+    tmp_path: Path, tokenizer: LoadedTokenizer, counts: CountArtefact
+) -> None:
+    [found] = [
+        d
+        for d in cut_token_map(counts, tokenizer, options(tmp_path)).diagnostics
+        if d.code == "SD444"
+    ]
+    assert found.where == "--counts"
+    assert found.found == f"{counts.held_out.num_tokens} tokens"
+    alone = replace(counts, held_out=CountTable(domains=()))  # SD427 says so already
+    codes = [d.code for d in cut_token_map(alone, tokenizer, options(tmp_path)).diagnostics]
+    assert "SD444" not in codes
+
+
 def test_a_language_that_is_covered_badly_is_named(
     tmp_path: Path, tokenizer: LoadedTokenizer
 ) -> None:
