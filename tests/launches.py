@@ -39,8 +39,14 @@ def _head_entry(*args: Any, **kwargs: Any) -> int:
     return int(norm is not None and not isinstance(args[0], Stream))
 
 
+def _joint_heads(*args: Any, **kwargs: Any) -> int:
+    x_MD, _, named, *norm = args
+    return 2 + (named.num_named > 0) + _head_entry(x_MD, None, *norm, **kwargs)
+
+
 _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
     kernels.head_argmax: lambda *args, **kwargs: 2 + _head_entry(*args, **kwargs),
+    kernels.joint_head_argmax: _joint_heads,
     kernels.corrected_argmax: lambda *args, **kwargs: 2,
     kernels.head_logits: _head_logits,
     sample.sample: lambda *args, **kwargs: 2,
@@ -55,6 +61,7 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
             kernels.enter_stream,
             kernels.head_rms_norm,
             kernels.joined_linear,
+            kernels.keep_own_ids,
             kernels.keep_rows,
             kernels.linear,
             kernels.logits_argmax,

@@ -93,9 +93,11 @@ def head_part(
             raise SystemExit(f"{features} x {rows}: the fused choice has another logit")
         full_s = seconds_of(lambda x=x: kernels.head_argmax(x, weight), device, repeats)  # type: ignore[misc]
         cut_s = seconds_of(lambda x=x: kernels.head_argmax(x, reduced), device, repeats)  # type: ignore[misc]
-        named = ids[:64].expand(num_rows, 64).contiguous()
+        named = kernels.NamedRows(
+            weight_VD=weight, ids_SE=ids[:64].expand(num_rows, 64).contiguous()
+        )
         rows_s = seconds_of(
-            lambda x=x, n=named: kernels.head_rows_argmax(x, weight, n),  # type: ignore[misc]
+            lambda x=x, n=named: kernels.head_rows_argmax(x, n),  # type: ignore[misc]
             device,
             repeats,
         )

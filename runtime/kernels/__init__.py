@@ -11,11 +11,12 @@ from runtime.kernels.corrected import corrected_argmax
 from runtime.kernels.embedding import embed
 from runtime.kernels.fused_linear import interleave, residual_linear, scaled_linear
 from runtime.kernels.head import HeadRows, head_argmax, head_logits, logits_argmax, plain_rows
-from runtime.kernels.head_rows import head_rows_argmax
+from runtime.kernels.head_rows import NamedRows, head_rows_argmax, joint_head_argmax
 from runtime.kernels.joined_linear import RowHalf, joined_linear
 from runtime.kernels.kv_write import write_kv
 from runtime.kernels.linear import linear
 from runtime.kernels.norm import HeadNorms, RowNorm, head_rms_norm, rms_norm
+from runtime.kernels.own_ids import keep_own_ids
 from runtime.kernels.probe import (
     RowInvariance,
     attention_invariance_probe,
@@ -28,6 +29,7 @@ from runtime.kernels.stream import Stream, embed_stream, enter_stream
 __all__ = [
     "HeadNorms",
     "HeadRows",
+    "NamedRows",
     "RowHalf",
     "RowInvariance",
     "RowNorm",
@@ -46,6 +48,8 @@ __all__ = [
     "head_rows_argmax",
     "interleave",
     "joined_linear",
+    "joint_head_argmax",
+    "keep_own_ids",
     "keep_rows",
     "linear",
     "logits_argmax",

@@ -82,6 +82,9 @@ _INT64 = frozenset(
         "host_output_ptr",
         "counted_ptr",
         "host_counted_ptr",
+        "more_ids_ptr",
+        "own_ptr",
+        "own_counts_ptr",
     }
 )
 _INT32 = frozenset(
@@ -95,6 +98,7 @@ _INT32 = frozenset(
         "tiles_ptr",
         "arrivals_ptr",
         "id_ptr",
+        "rival_id_ptr",
         "column_ptr",
         "entry_ptr",
     }
@@ -103,6 +107,7 @@ _FLOAT32 = frozenset(
     {
         "partial_ptr",
         "best_ptr",
+        "rival_best_ptr",
         "out_logit_ptr",
         "values_ptr",
         "maximum_ptr",
@@ -143,6 +148,9 @@ _UNSPECIALISED = frozenset(
         "num_requests",
         "num_lanes",
         "num_peaks",
+        "num_rivals",
+        "num_own",
+        "num_named",
     }
 )
 
@@ -253,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _argument_type(name: str, case: KernelCase) -> str:
     if not name.endswith("_ptr"):
         return _SCALARS.get(name, "i32")
-    if name == "is_sampled_ptr":
+    if name in ("is_sampled_ptr", "is_outside_ptr"):
         return "*i1"
     if name in _INT64 or (case.kernel is sample.sample_pick_kernel and name == "out_ptr"):
         return "*i64"

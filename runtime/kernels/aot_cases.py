@@ -222,8 +222,8 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
                 num_warps=config.num_warps,
                 is_hot=dtype != "fp32",
             )
-    for is_named in (False, True):
-        pick = head.pick_constants(is_named=is_named, is_copied=is_named)
+    for is_named, has_rivals in ((False, False), (True, False), (True, True)):
+        pick = head.pick_constants(is_named=is_named, is_copied=is_named, has_rivals=has_rivals)
         yield _case(head.head_pick_kernel, "fp32", {**pick, "OVERLAP": arch >= 90})
     config = head_config(1, model.hidden_size, element_bytes=element_bytes, arch=arch)
     yield _case(
@@ -232,7 +232,12 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
     yield _case(
         head_rows.head_rows_kernel,
         dtype,
-        {**head.head_constants(config, BLOCK_M_CHOICES[0]), "SCALED": True},
+        {
+            **head_rows.head_rows_constants(config, model.hidden_size),
+            "SLOTTED": True,
+            "SCALED": True,
+            "OVERLAP": arch >= 90,
+        },
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         is_hot=dtype != "fp32",

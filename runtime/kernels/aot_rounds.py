@@ -17,6 +17,7 @@ from runtime.kernels.cuda import (
     head,
     ngram,
     outcomes,
+    own_ids,
     prefill_rows,
     round_inputs,
     row_copies,
@@ -31,6 +32,7 @@ _NUM_STATES = 3
 _NUM_IDS = 8192
 _PROMPTS = PromptRoom(num_rows=4096, num_places=32, num_blocks=512, kv_block_size=16)
 _ENTRY_CELLS = 128
+_OWN_PLACES = (64, 2048)
 
 
 def round_cases(arch: int) -> tuple[KernelCase, ...]:
@@ -66,6 +68,16 @@ def round_cases(arch: int) -> tuple[KernelCase, ...]:
             is_hot=True,
         ),
         _case(ngram.append_history_kernel, ngram.append_constants(_WIDTH), is_hot=True),
+        *(
+            _case(
+                own_ids.keep_own_ids_kernel,
+                {**own_ids.keep_constants(_WIDTH, places, is_ragged=is_ragged), **overlap},
+                num_warps=own_ids.keep_warps(places),
+                is_hot=True,
+            )
+            for places in _OWN_PLACES
+            for is_ragged in (False, True)
+        ),
         *(
             _case(
                 outcomes.store_outcomes_kernel,

@@ -159,14 +159,15 @@ def head_argmax_twin(
     logits = [torch.empty(0, dtype=torch.float32)]
     for start in range(0, plain_rows(x_MD).shape[0], ROW_TILE):
         tile_ids, tile_logits = argmax_lowest(
-            head_logits_twin(_some_rows(x_MD, slice(start, start + ROW_TILE)), weight_VD, norm)
+            head_logits_twin(some_rows(x_MD, slice(start, start + ROW_TILE)), weight_VD, norm)
         )
         ids.append(tile_ids)
         logits.append(tile_logits)
     return torch.cat(ids), torch.cat(logits)
 
 
-def _some_rows(x_MD: HeadRows, part: slice) -> HeadRows:
+def some_rows(x_MD: HeadRows, part: slice) -> HeadRows:
+    """Return some of the rows, in the form that they have."""
     if isinstance(x_MD, torch.Tensor):
         return x_MD[part]
     return Stream(

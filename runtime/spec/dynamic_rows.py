@@ -28,10 +28,11 @@ import torch
 from runtime.batch import RoundRequests, RoundStates, on_device
 from runtime.kernels import (
     HeadRows,
+    NamedRows,
     RowNorm,
-    head_argmax,
     head_logits,
-    head_rows_argmax,
+    joint_head_argmax,
+    keep_own_ids,
     linear,
     plain_rows,
     rms_norm,
@@ -168,10 +169,7 @@ class _SlotHead:
         self, head_input_MH: HeadRows, copy_M: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return int64 target ids [M]; `copy_M` takes them, too."""
-        ids_target_M = self.rows.propose_ids(head_input_MH, self.slots_M)
-        if copy_M is not None:
-            copy_M.copy_(ids_target_M)
-        return ids_target_M
+        return self.rows.propose_ids(head_input_MH, self.slots_M, copy_M)
 
 
 class DynamicRows:
@@ -211,28 +209,37 @@ class DynamicRows:
         """Return the head for rows that belong to these slots."""
         return _SlotHead(reduced=self._reduced, rows=self, slots_M=slots_M)
 
-    def propose_ids(self, head_input_MH: HeadRows, slots_M: torch.Tensor) -> torch.Tensor:
+    def propose_ids(
+        self, head_input_MH: HeadRows, slots_M: torch.Tensor, copy_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return int64 target ids [M]: the best of the map's, the slot's own and the scored ids.
+
+        `copy_M` takes them, too.
 
         Sync: none.
         """
-        norm, reduced = self._reduced.head_norm, self._reduced
-        ids_target_M, logits_M = head_argmax(
-            head_input_MH, reduced.head_RH, norm, names_V=reduced.draft_to_target_R
-        )
-        named_ME = self._ids_target_SE.index_select(0, slots_M)
-        rows_MH = plain_rows(head_input_MH)
+        reduced, scored_MC = self._reduced, None
+        norm = reduced.head_norm
         if self._scorer is not None:
-            scored_MH = rows_MH
+            rows_MH = plain_rows(head_input_MH)
             if norm is not None:
-                scored_MH = rms_norm(scored_MH, norm.weight_D, norm.eps)
-            named_ME = torch.cat((named_ME, self._scorer.best(scored_MH)), dim=1)
-        others_M, other_logits_M = head_rows_argmax(rows_MH, self._full_head_VH, named_ME, norm)
-        is_better_M = (other_logits_M > logits_M) | (
-            (other_logits_M == logits_M) & (others_M < ids_target_M)
+                rows_MH = rms_norm(rows_MH, norm.weight_D, norm.eps)
+            scored_MC = self._scorer.best(rows_MH)
+        named = NamedRows(
+            weight_VD=self._full_head_VH,
+            ids_SE=self._ids_target_SE,
+            slots_M=slots_M,
+            more_ids_MC=scored_MC,
         )
-        is_better_M &= other_logits_M > float("-inf")
-        return torch.where(is_better_M, others_M, ids_target_M)
+        ids_target_M, _ = joint_head_argmax(
+            head_input_MH,
+            reduced.head_RH,
+            named,
+            norm,
+            names_R=reduced.draft_to_target_R,
+            copy_M=copy_M,
+        )
+        return ids_target_M
 
     def follow(self, views: Sequence[RequestView]) -> None:
         """Take in the tokens of requests as the host knows them.
@@ -259,28 +266,17 @@ class DynamicRows:
         """
         if not self._num_rows:
             return
-        slots_B = requests.slots_B
-        ids_BW = requests.per_request(states.next_ids_target_N)
-        width = ids_BW.shape[1]
-        if requests.layout is None:
-            first_B = torch.arange(slots_B.shape[0], device=slots_B.device) * width
-        else:
-            first_B = requests.layout.first_rows_B
-        num_accepted_B = states.last_rows_B - first_B
-        own_BE = self._ids_target_SE.index_select(0, slots_B)
-        counts_B = self._counts_S.index_select(0, slots_B)
-        for w in range(width):
-            ids_B = ids_BW[:, w]
-            is_new_B = (num_accepted_B >= w) & self._is_outside_V[ids_B]
-            is_new_B &= ~(own_BE == ids_B[:, None]).any(dim=1)
-            places_B1 = (counts_B % self._num_rows)[:, None]
-            kept_B1 = own_BE.gather(1, places_B1)
-            own_BE = own_BE.scatter(
-                1, places_B1, torch.where(is_new_B[:, None], ids_B[:, None], kept_B1)
-            )
-            counts_B = counts_B + is_new_B
-        self._ids_target_SE.index_copy_(0, slots_B, own_BE)
-        self._counts_S.index_copy_(0, slots_B, counts_B)
+        layout = requests.layout
+        keep_own_ids(
+            self._ids_target_SE,
+            self._counts_S,
+            requests.slots_B,
+            states.next_ids_target_N,
+            first_rows_B=None if layout is None else layout.first_rows_B,
+            last_rows_B=states.last_rows_B,
+            is_outside_V=self._is_outside_V,
+            width=requests.positions_BW.shape[1],
+        )
 
     def release(self, slot: int) -> None:
         """Forget the request in `slot`."""

@@ -49,8 +49,8 @@ def test_a_normed_head(width: int, columns: int, dtype: torch.dtype) -> None:
         assert same_bits(few_best, best[:count]), f"M={count}: {differing(few_best, best[:count])}"
         assert torch.equal(few_ids, ids[:count])
         assert same_bits(kernels.head_logits(x[:count], weight, own), logits[:count])
-    named = ids[:4, None].repeat(1, 3)
-    _, named_best = kernels.head_rows_argmax(x[:4], weight, named, own)
+    named = kernels.NamedRows(weight_VD=weight, ids_SE=ids[:4, None].repeat(1, 3))
+    _, named_best = kernels.head_rows_argmax(x[:4], named, own)
     assert same_bits(named_best, best[:4])
     rows = plain(4, width, seed=4, dtype=dtype, device=DEVICE)
     found = kernels.head_logits(rows, weight, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests import real_model
 from tests.engine_harness import prompt_of, reference_ids
 from tests.fake_graph import ids_of, make_llm
 from tests.kernels.ladder import adversarial, assert_rows_independent, same_bits
+from tests.kernels.own_ids import Rings, make_round
 from tests.tiny import EOS_ID, TOKENIZER_SIZE
 from tests.tiny_last_state import Kind, last_state_world
 
@@ -87,7 +89,8 @@ def test_named_rows_have_the_bits_of_the_full_head(
     named[3, num_named // 2 :] = -1
     named[5] = -1
     named = named.to(CUDA)
-    ids, best = kernels.head_rows_argmax(x, weight, named)
+    rows_of = functools.partial(kernels.NamedRows, weight_VD=weight)
+    ids, best = kernels.head_rows_argmax(x, rows_of(ids_SE=named))
     full = kernels.head_logits(x, weight)
     logits = full.gather(1, named.clamp(min=0)).masked_fill(named < 0, float("-inf"))
     assert same_bits(best, logits.amax(dim=1))
@@ -96,11 +99,63 @@ def test_named_rows_have_the_bits_of_the_full_head(
     assert torch.equal(ids[has_any], lowest[has_any])
     assert not has_any[5]
     assert_rows_independent(
-        lambda rows_x, rows_named: kernels.head_rows_argmax(rows_x, weight, rows_named),
+        lambda rows_x, ids_SE: kernels.head_rows_argmax(rows_x, rows_of(ids_SE=ids_SE)),
         (x, named),
         (1, 2, 5, 9),
         seed=5,
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("features", "rows"), HEADS)
+@pytest.mark.parametrize(("num_own", "num_more"), [(1, 0), (64, 0), (64, 64), (0, 64), (0, 0)])
+@pytest.mark.parametrize("is_normed", [False, True], ids=["plain", "normed"])
+def test_a_head_beside_named_rows_chooses_as_one_head_of_both(
+    is_normed: bool, num_own: int, num_more: int, features: int, rows: int, dtype: torch.dtype
+) -> None:
+    x, weight = head_of(features, rows, dtype)
+    norm = None
+    if is_normed:
+        norm = kernels.RowNorm(weight_D=torch.ones_like(weight[0]), eps=1e-5)
+    generator = torch.Generator().manual_seed(6)
+    names = torch.randperm(rows, generator=generator)[:8_192].to(CUDA)
+    own = torch.randint(0, rows, (5, num_own), generator=generator)
+    own[2, num_own // 2 :] = -1
+    more = torch.randint(0, rows, (9, num_more), generator=generator).to(CUDA)
+    slots = torch.tensor([3, 0, 2, 4, 1, 2, 2, 0, 4], device=CUDA)
+    named = kernels.NamedRows(
+        weight_VD=weight, ids_SE=own.to(CUDA), slots_M=slots, more_ids_MC=more if num_more else None
+    )
+    full = kernels.head_logits(x, weight, norm)
+    is_allowed = torch.zeros(9, rows + 1, dtype=torch.bool, device=CUDA)
+    is_allowed[:, names] = True
+    is_allowed.scatter_(1, named.ids().where(named.ids() >= 0, rows), True)
+    logits = full.masked_fill(~is_allowed[:, :rows], float("-inf"))
+    best = logits.amax(dim=1)
+    wide = torch.zeros((9, 3), dtype=torch.int64, device=CUDA)
+    forms = [x] if norm is None else [x, kernels.enter_stream(x, norm.weight_D)]
+    for form in forms:
+        ids, found = kernels.joint_head_argmax(
+            form, weight[names], named, norm, names_R=names, copy_M=wide[:, 1]
+        )
+        assert same_bits(found, best)
+        assert same_bits(logits.gather(1, ids[:, None]).squeeze(1), best)
+        assert torch.equal(wide[:, 1], ids)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("num_places", [1, 3, 64, 2_048])
+@pytest.mark.parametrize("width", [1, 4, 9])
+def test_own_ids_are_kept_as_by_the_twin(width: int, num_places: int, is_packed: bool) -> None:
+    generator = torch.Generator().manual_seed(width)
+    found, expected = Rings.empty(num_places, "cuda"), Rings.empty(num_places)
+    for _ in range(12):
+        told = make_round(width, is_packed=is_packed, generator=generator)
+        told.keep(kernels.keep_own_ids, found)
+        told.keep(kernels.keep_own_ids, expected)
+        assert torch.equal(found.ids_SE.cpu(), expected.ids_SE)
+        assert torch.equal(found.counts_S.cpu(), expected.counts_S)
+    assert expected.counts_S.max() > 1
 
 
 @pytest.mark.parametrize("dynamic", DYNAMIC)

@@ -19,7 +19,6 @@ from runtime.kernels.cuda import (
     activation,
     attention,
     head,
-    head_rows,
     kv_write,
     linear,
     norm,
@@ -27,7 +26,6 @@ from runtime.kernels.cuda import (
 )
 from runtime.kernels.gemm_table import GemmConfig
 from runtime.kernels.head import head_argmax_twin
-from runtime.kernels.head_rows import head_rows_argmax_twin
 from tests.kernels.ladder import (
     adversarial,
     assert_attention_rows_independent,
@@ -108,41 +106,6 @@ def test_head_never_takes_a_nan() -> None:
     assert logits.tolist() == [1.0, 1.0]
     ids, _ = head.launch_head_argmax(torch.full((1, 16), float("nan")), weight)
     assert ids.tolist() == [0]
-
-
-def test_a_reduced_head_has_the_bits_of_the_full_one() -> None:
-    x = adversarial(3, 40, seed=1, dtype=torch.float32)
-    weight = adversarial(70, 40, seed=2, dtype=torch.float32)
-    kept = torch.tensor([1, 8, 9, 40, 69])
-    full = head.launch_head_logits(x, weight)
-    assert same_bits(head.launch_head_logits(x, weight[kept]), full[:, kept])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_named_rows_have_the_bits_of_the_full_head(dtype: torch.dtype) -> None:
-    x = adversarial(4, 40, seed=1, dtype=dtype)
-    weight = adversarial(70, 40, seed=2, dtype=dtype)
-    ids = torch.randint(0, 70, (4, 37), generator=torch.Generator().manual_seed(3))
-    ids[1, 5:] = -1
-    ids[2] = -1
-    found, logits = head_rows.launch_head_rows_argmax(x, weight, ids)
-    full = head.launch_head_logits(x, weight)
-    for m in (0, 1, 3):
-        named = ids[m][ids[m] >= 0]
-        assert same_bits(logits[m : m + 1], full[m, named].max()[None])
-        assert int(found[m]) == int(named[full[m, named] == logits[m]].min())
-    assert logits[2] == float("-inf")
-    twin = head_rows_argmax_twin(x, weight, ids)
-    assert torch.equal(found[[0, 1, 3]], twin[0][[0, 1, 3]])
-
-
-def test_named_rows_ties_and_nan() -> None:
-    weight = torch.ones(9, 16)
-    weight[4] = float("nan")
-    ids = torch.tensor([[7, 3, 5], [4, -1, -1], [4, 8, -1]])
-    found, logits = head_rows.launch_head_rows_argmax(torch.ones(3, 16), weight, ids)
-    assert found.tolist()[::2] == [3, 8]
-    assert logits.tolist() == [16.0, float("-inf"), 16.0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -69,8 +69,8 @@ def test_a_head_s_choice_has_the_bits_of_its_logits(dtype: torch.dtype) -> None:
     twin, twin_best = head_argmax_twin(enter_stream_twin(x, norm.weight_D), weight, norm)
     assert torch.equal(twin, ids)
     assert same_bits(twin_best, head_argmax_twin(x, weight, norm)[1])
-    named = torch.arange(70).repeat(4, 1)
-    named_ids, named_best = head_rows.launch_head_rows_argmax(x[:4], weight, named, norm)
+    named = kernels.NamedRows(weight_VD=weight, ids_SE=torch.arange(70).repeat(4, 1))
+    named_ids, named_best = head_rows.launch_head_rows_argmax(x[:4], named, norm)
     assert same_bits(named_best, best[:4])
     assert torch.equal(named_ids, ids[:4])
 

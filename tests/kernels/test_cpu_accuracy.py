@@ -164,10 +164,12 @@ def test_named_rows_take_the_lowest_id_and_never_a_nan_or_nothing() -> None:
     weight[4] = float("nan")
     weight[[2, 6], 0] = 1.0
     ids = torch.tensor([[6, 2, 6, -1], [4, 0, 8, 4], [-1, -1, -1, -1], [4, -1, -1, 4]])
-    found, logits = kernels.head_rows_argmax(torch.ones(4, 16), weight, ids)
+    named = kernels.NamedRows(weight_VD=weight, ids_SE=ids)
+    found, logits = kernels.head_rows_argmax(torch.ones(4, 16), named)
     assert found.tolist()[:2] == [2, 0]
     assert logits.tolist() == [1.0, 0.0, float("-inf"), float("-inf")]
-    found, logits = kernels.head_rows_argmax(torch.ones(2, 16), weight, ids[:2, :0])
+    nothing = kernels.NamedRows(weight_VD=weight, ids_SE=ids[:2, :0])
+    found, logits = kernels.head_rows_argmax(torch.ones(2, 16), nothing)
     assert (found.shape, logits.tolist()) == ((2,), [float("-inf")] * 2)
 
 

@@ -147,8 +147,8 @@ def test_a_reduced_head_has_the_bits_of_the_full_one(
     for count in (1, 2, 17, 64, 100):
         kept = torch.randperm(columns, generator=generator)[:count]
         assert same_bits(kernels.head_logits(x, weight[kept]), full[:, kept])
-        named = kept.expand(3, count)
-        ids, best = kernels.head_rows_argmax(x, weight, named)
+        named = kernels.NamedRows(weight_VD=weight, ids_SE=kept.expand(3, count))
+        ids, best = kernels.head_rows_argmax(x, named)
         assert same_bits(best, full[:, kept].amax(dim=1))
         assert same_bits(full.gather(1, ids[:, None]).squeeze(1), best)
 

@@ -16,6 +16,7 @@ GROUPS = (
         "interpreted",
         "interpreted_blocks",
         "interpreted_ngram",
+        "interpreted_reduced",
         "interpreted_round",
         "interpreted_sample",
     ),

@@ -38,6 +38,7 @@ from runtime.kernels.stream import Stream
 from runtime.kernels.tile_rules import Overlap
 
 PICK_BLOCK = 1024
+_RIVAL_BLOCK = 32
 _ARGMAX_BLOCK = 8192
 _TILE_OVERLAP: Overlap = "started"
 _NO_ID = tl.constexpr(2147483647)
@@ -84,19 +85,10 @@ def head_tile_kernel(
     tl.store(id_ptr + out, ids, mask=is_row)
 
 
-@triton.jit(
-    do_not_specialize=["num_tiles", "stride_copy"], do_not_specialize_on_alignment=["copy_ptr"]
-)
-def head_pick_kernel(
-    best_ptr, id_ptr, names_ptr, out_id_ptr, out_logit_ptr, copy_ptr, num_tiles, stride_copy,
-    NAMED: tl.constexpr, COPIED: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Best (logit, lowest id) over the tiles of one row; the id goes by its name, if it has one."""
-    row = tl.program_id(0).to(tl.int64)
+@triton.jit
+def _best_tile(best_ptr, id_ptr, row, num_tiles, BLOCK: tl.constexpr):
+    """Return the best (logit, lowest id) over the tiles of one row."""
     lanes = tl.arange(0, BLOCK)
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     ids = tl.full((BLOCK,), _NO_ID, dtype=tl.int32)
     for start in range(0, num_tiles, BLOCK):
@@ -108,9 +100,36 @@ def head_pick_kernel(
         best = tl.where(is_better, logit, best)
         ids = tl.where(is_better, candidate, ids)
     row_best = tl.max(best, axis=0)
-    row_id = tl.min(tl.where(best == row_best, ids, _NO_ID), axis=0).to(tl.int64)
+    return row_best, tl.min(tl.where(best == row_best, ids, _NO_ID), axis=0).to(tl.int64)
+
+
+@triton.jit(
+    do_not_specialize=["num_tiles", "num_rivals", "stride_copy"],
+    do_not_specialize_on_alignment=["copy_ptr"],
+)
+def head_pick_kernel(
+    best_ptr, id_ptr, rival_best_ptr, rival_id_ptr, names_ptr, out_id_ptr, out_logit_ptr, copy_ptr,
+    num_tiles, num_rivals, stride_copy,
+    NAMED: tl.constexpr, COPIED: tl.constexpr, RIVALLED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_RIVALS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Best (logit, lowest id) over the tiles of one row; the id goes by its name, if it has one.
+
+    RIVALLED it meets the tiles of rows that already have names; minus infinity beats nothing.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row_best, row_id = _best_tile(best_ptr, id_ptr, row, num_tiles, BLOCK)
     if NAMED:
         row_id = tl.load(names_ptr + row_id)
+    if RIVALLED:
+        rival, rival_id = _best_tile(rival_best_ptr, rival_id_ptr, row, num_rivals, BLOCK_RIVALS)
+        is_better = (rival > row_best) | ((rival == row_best) & (rival_id < row_id))
+        is_better = is_better & (rival > float("-inf"))
+        row_best = tl.where(is_better, rival, row_best)
+        row_id = tl.where(is_better, rival_id, row_id)
     tl.store(out_id_ptr + row, row_id)
     tl.store(out_logit_ptr + row, row_best)
     if COPIED:
@@ -177,7 +196,7 @@ def launch_head_logits(
     """Launch `head_logits`."""
     scale_M = None
     if norm is not None:
-        entered = _entered(x_MD, norm, None)
+        entered = entered_stream(x_MD, norm, None)
         x_MD, scale_M = entered.weighted_MD, launch_row_scales(entered, norm.eps)
     assert isinstance(x_MD, torch.Tensor), "a stream needs the norm that it stands at"
     config = _config(x_MD, weight_VD)
@@ -193,15 +212,16 @@ def launch_head_argmax(
     copy_M: torch.Tensor | None = None,
     config: GemmConfig | None = None,
     overlap: bool | None = None,
+    rivals: TileChoices | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch `head_argmax`; `config` replaces the pinned tile while one is searched for.
 
     A norm is taken in ahead of the tiles: rows are weighed once, and tiles scale their sums. What
-    wrote a stream has done so already.
+    wrote a stream has done so already. Rivals are of rows beside the head's, by their names.
     """
     squares_MT = None
     if norm is not None:
-        entered = _entered(x_MD, norm, overlap)
+        entered = entered_stream(x_MD, norm, overlap)
         x_MD, squares_MT = entered.weighted_MD, entered.squares_MT
     assert isinstance(x_MD, torch.Tensor), "a stream needs the norm that it stands at"
     x_MD, weight_VD = inner_contiguous(x_MD), inner_contiguous(weight_VD)
@@ -235,7 +255,7 @@ def launch_head_argmax(
         num_warps=config.num_warps,
         **options,
     )
-    return launch_pick(choices, names_V, copy_M, overlap=overlap)
+    return launch_pick(choices, names_V, copy_M, overlap=overlap, rivals=rivals)
 
 
 def launch_pick(
@@ -244,6 +264,7 @@ def launch_pick(
     copy_M: torch.Tensor | None,
     *,
     overlap: bool | None = None,
+    rivals: TileChoices | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids int64 [M], logit float32 [M]): the best of each row's tiles.
 
@@ -252,23 +273,32 @@ def launch_pick(
         names_V: as in `head_argmax`.
         copy_M: as in `head_argmax`.
         overlap: replaces the architecture's choice.
+        rivals: of tiles of other rows, by their names.
     """
     (num_rows, num_tiles), device = choices.best_MT.shape, choices.best_MT.device
     ids_M = torch.empty(num_rows, dtype=torch.int64, device=device)
     logit_M = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows == 0:
         return ids_M, logit_M
+    others = choices if rivals is None else rivals
     overlapped, options = overlap_options(device, overlap)
     head_pick_kernel[(num_rows,)](
         choices.best_MT,
         choices.ids_MT,
+        others.best_MT,
+        others.ids_MT,
         ids_M if names_V is None else names_V.contiguous(),
         ids_M,
         logit_M,
         ids_M if copy_M is None else copy_M,
         num_tiles,
+        others.best_MT.shape[1],
         0 if copy_M is None else copy_M.stride(0),
-        **pick_constants(is_named=names_V is not None, is_copied=copy_M is not None),
+        **pick_constants(
+            is_named=names_V is not None,
+            is_copied=copy_M is not None,
+            has_rivals=rivals is not None,
+        ),
         OVERLAP=overlapped,
         num_warps=4,
         **options,
@@ -308,15 +338,24 @@ def argmax_constants(num_columns: int, *, is_named: bool, is_copied: bool) -> di
     return {"NAMED": is_named, "COPIED": is_copied, "BLOCK": block}
 
 
-def _entered(x_MD: HeadRows, norm: RowNorm, overlap: bool | None) -> Stream:
+def entered_stream(x_MD: HeadRows, norm: RowNorm, overlap: bool | None) -> Stream:
+    """Return the rows as a stream at the norm."""
     if isinstance(x_MD, Stream):
         return x_MD
     return launch_enter_stream(x_MD, norm.weight_D, overlap=overlap)
 
 
-def pick_constants(*, is_named: bool = False, is_copied: bool = False) -> dict[str, int | bool]:
+def pick_constants(
+    *, is_named: bool = False, is_copied: bool = False, has_rivals: bool = False
+) -> dict[str, int | bool]:
     """Return the compile-time arguments of `head_pick_kernel`."""
-    return {"NAMED": is_named, "COPIED": is_copied, "BLOCK": PICK_BLOCK}
+    return {
+        "NAMED": is_named,
+        "COPIED": is_copied,
+        "RIVALLED": has_rivals,
+        "BLOCK": PICK_BLOCK,
+        "BLOCK_RIVALS": _RIVAL_BLOCK,
+    }
 
 
 def head_constants(config: GemmConfig, block_m: int) -> dict[str, int]:

@@ -21,16 +21,19 @@ from tests.engine_harness import World, make_world
 from tests.fake_graph import eager_twin, make_llm
 from tests.kernel_variants import Variants, captured_runner
 from tests.mixed_load import load
+from tests.tiny import EOS_ID, TOKENIZER_SIZE
 from tests.tiny_block import BlockCase, make_block_world
 from tests.tiny_last_state import last_state_world
 
+HALF = (EOS_ID, *range(TOKENIZER_SIZE - 1, 3, -2))
 BY_GRAPHS = PrefillCosts(graph_s=defaultdict(float), eager_s=((1, 1.0),))
 """Prompts run by graphs wherever one holds the first of them."""
 
 
 def world_of(kind: str, folder: Path) -> World:
-    if kind == "mtp":
-        return last_state_world(folder, "mtp", dtype=torch.bfloat16)
+    if kind in ("mtp", "reduced"):
+        token_map = HALF if kind == "reduced" else None
+        return last_state_world(folder, "mtp", token_map=token_map, dtype=torch.bfloat16)
     if kind == "dspark":
         return make_block_world(folder, BlockCase(), dtype=torch.bfloat16)
     return make_world(folder, dtype=torch.bfloat16)
@@ -45,6 +48,8 @@ def world_of(kind: str, folder: Path) -> World:
         ("eagle3", True),
         ("mtp", True),
         ("dspark", True),
+        ("reduced", False),
+        ("reduced", True),
     ],
 )
 def test_a_mixed_load_needs_no_other_variant(kind: str, has_graphs: bool, tmp_path: Path) -> None:
@@ -53,6 +58,8 @@ def test_a_mixed_load_needs_no_other_variant(kind: str, has_graphs: bool, tmp_pa
     sizes: dict[str, Any] = {"graphs": "off"}
     if has_graphs:  # eager steps are then those that no graph runs, other mixtures of rows
         sizes = {"make_runner": captured_runner(variants), "prefill_costs": BY_GRAPHS}
+    if kind == "reduced":
+        kind, sizes = "mtp", sizes | {"dynamic_rows": 6, "dynamic_rank": 8}
     llm, _ = make_llm(
         world, proposer=kind, max_num_requests=8, num_speculative_tokens=0 if kind == "none" else 3,
         max_model_len=longest, max_num_batched_tokens=1024, num_kv_blocks=longest + 1,

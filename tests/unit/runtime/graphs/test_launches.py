@@ -13,12 +13,14 @@ from runtime.graphs.state import RoundShape
 from tests.engine_harness import World, make_world
 from tests.fake_graph import make_llm
 from tests.launches import LAYER, counted_launches
+from tests.tiny import EOS_ID, TOKENIZER_SIZE
 from tests.tiny_block import BlockCase, make_block_world
-from tests.tiny_last_state import last_state_world
+from tests.tiny_last_state import Kind, last_state_world
 
 NUM_TARGET_LAYERS = 2
 GAMMA = 4
 HEAD = {"head_argmax": 2}
+HALF = (EOS_ID, *range(TOKENIZER_SIZE - 1, 3, -2))
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +29,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def launches_of(
-    world: World, proposer: str, gamma: int, batch: int, kind: RoundKind = "greedy"
+    world: World,
+    proposer: str,
+    gamma: int,
+    batch: int,
+    kind: RoundKind = "greedy",
+    **settings: int,
 ) -> tuple[Counter[str], Counter[str]]:
     """Return what the draft phase of a round launches, and what the rest of it does."""
-    llm, made = make_llm(world, proposer=proposer, num_speculative_tokens=gamma)
+    llm, made = make_llm(world, proposer=proposer, num_speculative_tokens=gamma, **settings)
     shape = RoundShape(batch=batch, num_drafts=gamma, context=128, kind=kind)
     assert llm.config.num_speculative_tokens == gamma
     round_ = made[0].round
@@ -116,6 +123,30 @@ def test_a_draw_is_its_logits_and_three_launches(world: World) -> None:
         greedy_draft = greedy_draft - Counter(HEAD) + drawn
     assert draft == greedy_draft
     assert rest == greedy_rest - Counter(HEAD) + drawn
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("kind", ["mtp", "eagle"])
+def test_own_ids_cost_one_launch_a_draft_and_one_a_round(
+    kind: Kind, batch: int, tmp_path: Path
+) -> None:
+    world = last_state_world(tmp_path, kind, token_map=HALF)
+    plain, plain_rest = launches_of(world, kind, GAMMA, batch)
+    draft, rest = launches_of(world, kind, GAMMA, batch, dynamic_rows=6)
+    assert plain["head_argmax"] == 2 * GAMMA
+    assert draft - plain == {"joint_head_argmax": 3 * GAMMA}
+    assert plain - draft == {"head_argmax": 2 * GAMMA}
+    assert (rest - plain_rest, plain_rest - rest) == ({"keep_own_ids": 1}, {})
+
+
+def test_scored_ids_add_their_projection_and_their_choice(tmp_path: Path) -> None:
+    """The library's `topk` is one operation here and some kernels on a GPU."""
+    world = last_state_world(tmp_path, "mtp", token_map=HALF)
+    own, own_rest = launches_of(world, "mtp", GAMMA, 4, dynamic_rows=6)
+    draft, rest = launches_of(world, "mtp", GAMMA, 4, dynamic_rows=6, dynamic_rank=8)
+    assert draft - own == Counter(("linear", "head_logits", "topk", "index") * GAMMA)
+    assert not own - draft
+    assert rest == own_rest
 
 
 def test_a_prefill_is_its_layers_and_few_others(world: World) -> None:
