@@ -48,6 +48,7 @@ _ATTENTION_BYTES = 65_536  # of keys and values in one step
 _RULE_VERSION = 1
 _MAX_SPLIT_K = 8
 _HEAD_STAGES = {64: 3, 128: 4}  # by BLOCK_K; the same bytes on their way
+_SMALL_HEAD_STAGES = {64: 10, 128: 6}  # of few programs, which ask for all they can ahead
 _TABLED_ARCH = 90
 
 
@@ -126,6 +127,8 @@ def head_config(
         block_n = min(block_n, 64)
     block_k = rule_block_k(in_features, element_bytes)
     most = _HEAD_STAGES.get(block_k, max(_HEAD_STAGES.values()))
+    if block_n == 32 and element_bytes == 2:
+        most = max(most, min(_SMALL_HEAD_STAGES.get(block_k, most), 1 + -(-in_features // block_k)))
     num_stages = rule_stages(block_n, block_k, element_bytes, arch, most=most)
     return GemmConfig(block_n=block_n, block_k=block_k, split_k=1, num_stages=num_stages)
 
