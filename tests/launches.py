@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import kernels
-from runtime.kernels import block_rows, draw, ngram, prefill_rows, round, sample
+from runtime.kernels import block_rows, context_kv, draw, ngram, prefill_rows, round, sample
 from runtime.kernels.stream import Stream
 
 LAYER = (
@@ -73,6 +73,7 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
             kernels.write_kv,
             block_rows.keep_chances,
             block_rows.place_blocks,
+            context_kv.write_context_kv,
             ngram.append_history,
             ngram.find_drafts,
             prefill_rows.place_prompts,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runtime.kernels.aot_cases import KernelCase
-from runtime.kernels.cuda import block_rows, corrected
+from runtime.kernels.aot_cases import MODELS, KernelCase
+from runtime.kernels.cuda import block_rows, context_kv, corrected
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, head_config
 
 _NUM_DRAFTS = 8
@@ -14,7 +14,7 @@ _CORRECTIONS = ((8192, 64), (151_936, 256))  # (draft ids, rank) of Markov heads
 
 def block_cases(arch: int) -> tuple[KernelCase, ...]:
     """Return the cases for an architecture, in a fixed order."""
-    return (*_corrected_cases(arch), *_end_cases(arch))
+    return (*_corrected_cases(arch), *_end_cases(arch), *_context_cases(arch))
 
 
 def _corrected_cases(arch: int) -> Iterator[KernelCase]:
@@ -52,3 +52,20 @@ def _end_cases(arch: int) -> Iterator[KernelCase]:
             num_stages=3,
             is_hot=True,
         )
+
+
+def _context_cases(arch: int) -> Iterator[KernelCase]:
+    for model in MODELS:
+        for is_normed in (False, True):
+            constants = context_kv.context_constants(
+                model.num_kv_heads, 16, model.head_dim, is_normed=is_normed
+            )
+            yield KernelCase(
+                kernel=context_kv.write_context_kernel,
+                dtype="bf16",
+                out_dtype="bf16",
+                constants=(*constants.items(), ("OVERLAP", arch >= 90)),
+                num_warps=context_kv.CONTEXT_WARPS,
+                num_stages=3,
+                is_hot=True,
+            )

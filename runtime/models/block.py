@@ -19,14 +19,8 @@ import msgspec
 import torch
 
 from runtime.batch import PreparedBatch
-from runtime.kernels import (
-    Stream,
-    apply_rope,
-    head_rms_norm,
-    linear,
-    rms_norm,
-    write_kv,
-)
+from runtime.kernels import RowNorm, Stream, linear, rms_norm
+from runtime.kernels.context_kv import write_context_kv
 from runtime.kv import KVLayer, KVLayerSpec
 from runtime.models.block_heads import Confidence, Markov
 from runtime.models.dflash2 import Convolution, Selector
@@ -116,11 +110,10 @@ class BlockLayer:
             attention.qkv_weight[num_q_rows:],
             None if bias is None else bias[num_q_rows:],
         ).view(context_NH.shape[0], 2 * attention.num_kv_heads, attention.head_dim)
-        k, v = kv.chunk(2, dim=1)
+        norm = None
         if attention.k_norm is not None:
-            k = head_rms_norm(k, attention.k_norm, attention.rms_norm_eps)
-        _, k = apply_rope(k, k, batch.positions_N, cos_sin_TP)
-        write_kv(k, v, cache, batch.slots_N)
+            norm = RowNorm(weight_D=attention.k_norm, eps=attention.rms_norm_eps)
+        write_context_kv(kv, norm, batch.positions_N, cos_sin_TP, cache, batch.slots_N)
 
     def advance(
         self,

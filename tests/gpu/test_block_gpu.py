@@ -11,7 +11,8 @@ import torch
 from runtime import kernels
 from runtime.config import Overrides
 from runtime.engine.request import RequestInput
-from runtime.kernels import block_rows
+from runtime.kernels import block_rows, context_kv
+from runtime.kv import KVLayer
 from runtime.spec.types import SamplingParams
 from tests.block_rounds import assert_drafted_alike, model_of, views_of
 from tests.engine_harness import drive, make_rig, prompt_of, reference_ids
@@ -117,3 +118,27 @@ def test_the_ends_of_a_block_equal_their_twins(width: int, first_slot: int) -> N
     block_rows.keep_chances(chances, counts, slots, kept[0])
     block_rows.keep_chances_twin(chances, counts, slots, kept[1])
     assert torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 64), (8, 128), (20, 80)])
+def test_context_keys_have_the_bits_of_one_operation_after_the_other(
+    heads: int, head_dim: int, is_normed: bool, dtype: torch.dtype
+) -> None:
+    kv = plain(70, 2 * heads, head_dim, seed=1, dtype=dtype, device="cuda")
+    weight = plain(head_dim, seed=2, dtype=dtype, device="cuda")
+    table = plain(90, head_dim, seed=3, dtype=torch.float32, device="cuda")
+    positions, slots = (torch.arange(70, device="cuda") + first for first in (20, 5))
+    found, apart = (
+        KVLayer(
+            k=torch.zeros((5, heads, 16, head_dim), dtype=dtype, device="cuda"),
+            v=torch.zeros((5, heads, 16, head_dim), dtype=dtype, device="cuda"),
+        )
+        for _ in range(2)
+    )
+    norm = kernels.RowNorm(weight_D=weight, eps=1e-5) if is_normed else None
+    context_kv.write_context_kv(kv, norm, positions, table, found, slots)
+    context_kv.write_context_kv_twin(kv, norm, positions, table, apart, slots)
+    assert torch.equal(found.k, apart.k)
+    assert torch.equal(found.v, apart.v)

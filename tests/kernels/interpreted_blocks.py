@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from runtime.kernels.block_rows import keep_chances_twin, place_blocks_twin
+from runtime.kernels.context_kv import write_context_kv_twin
 from runtime.kernels.corrected import corrected_argmax_twin
-from runtime.kernels.cuda import block_rows, corrected, head
+from runtime.kernels.cuda import block_rows, context_kv, corrected, head, kv_write, norm, rope
+from runtime.kernels.norm import RowNorm
+from runtime.kv import KVLayer
 from tests.kernels.ladder import plain, same_bits
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
@@ -90,3 +93,32 @@ def test_chances_of_drafts_that_count(num_drafts: int) -> None:
         assert torch.equal(kept[0], kept[1])
         assert torch.equal(kept[0][2, :num_drafts], chances[0])
         assert int((kept[0] != 1).sum()) == num_drafts + 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 16), (3, 24), (20, 8)])
+def test_context_keys_have_the_bits_of_one_operation_after_the_other(
+    heads: int, head_dim: int, is_normed: bool, dtype: torch.dtype
+) -> None:
+    kv = plain(5, 2 * heads, head_dim, seed=1, dtype=dtype)
+    weight = plain(head_dim, seed=2, dtype=dtype)
+    table = plain(40, head_dim, seed=3, dtype=torch.float32)
+    positions, slots = torch.tensor([39, 0, 7, 8, 9]), torch.tensor([11, 0, 4, 5, 6])
+    shape = (3, heads, 4, head_dim)
+    found, apart, twin = (
+        KVLayer(k=torch.zeros(shape, dtype=dtype), v=torch.zeros(shape, dtype=dtype))
+        for _ in range(3)
+    )
+    own = RowNorm(weight_D=weight, eps=1e-5) if is_normed else None
+    context_kv.launch_write_context_kv(kv, own, positions, table, found, slots)
+    keys, values = kv.chunk(2, dim=1)
+    if own is not None:
+        keys = norm.launch_head_rms_norm(keys, own.weight_D, own.eps)
+    _, keys = rope.launch_apply_rope(keys, keys, positions, table)
+    kv_write.launch_write_kv(keys, values, apart, slots)
+    assert same_bits(found.k, apart.k)
+    assert same_bits(found.v, apart.v)
+    write_context_kv_twin(kv, own, positions, table, twin, slots)
+    torch.testing.assert_close(found.k, twin.k, rtol=3e-3, atol=3e-3)  # other sums of squares
+    assert same_bits(found.v, twin.v)

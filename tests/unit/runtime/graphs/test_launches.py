@@ -95,14 +95,18 @@ def test_a_block_is_its_layers_and_a_choice_for_each_draft(batch: int, tmp_path:
     )
     copied = Counter(contiguous=1) if batch > 1 else Counter()
     world = make_block_world(tmp_path / "dspark", BlockCase(sample_from_anchor=False))
-    draft, _ = launches_of(world, "dspark", GAMMA, batch)
+    draft, rest = launches_of(world, "dspark", GAMMA, batch)
     confidence = Counter(embed=1, cat=1, linear=1, sigmoid=1, keep_chances=1)
     before = Counter(flatten=1) if batch > 1 else Counter()
     assert draft == block + copied + before + confidence + Counter(
         head_logits=1, corrected_argmax=2 * GAMMA
     )
+    target = Counter(LAYER * NUM_TARGET_LAYERS) + Counter(embed_stream=1, finish_round=1, **HEAD)
+    context = Counter(linear=1, rms_norm=1) + Counter(linear=2, write_context_kv=2)
+    assert rest == target + context + Counter(index_select=1, copy_=1)  # of the chances
     world = make_block_world(tmp_path / "dflash", BlockCase(markov=None, sample_from_anchor=False))
-    draft, _ = launches_of(world, "dflash", GAMMA, batch)
+    draft, rest = launches_of(world, "dflash", GAMMA, batch)
+    assert rest == target + context
     assert draft == block + copied + Counter(HEAD) + Counter(copy_=1)
 
 
