@@ -50,7 +50,7 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
     kernels.corrected_argmax: lambda *args, **kwargs: 2,
     kernels.head_logits: _head_logits,
     sample.sample: lambda *args, **kwargs: 2,
-    draw.draw_tokens: lambda *args, **kwargs: 3,
+    draw.draw_tokens: lambda _, sampling, *args, **kwargs: 5 if sampling.has_filters else 3,
     **dict.fromkeys(
         (
             kernels.accept,

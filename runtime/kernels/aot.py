@@ -60,6 +60,9 @@ _INT64 = frozenset(
         "choice_ptr",
         "position_ptr",
         "noise_ids_ptr",
+        "top_k_ptr",
+        "masses_ptr",
+        "border_ptr",
         "slot_lengths_ptr",
         "slot_newest_ptr",
         "lengths_ptr",
@@ -92,6 +95,8 @@ _INT32 = frozenset(
         "history_ptr",
         "row_request_ptr",
         "request_ptr",
+        "counts_ptr",
+        "list_ptr",
         "table_ptr",
         "tables_ptr",
         "slot_table_ptr",
@@ -121,8 +126,11 @@ _FLOAT32 = frozenset(
         "host_chances_ptr",
         "peak_ptr",
         "temperature_ptr",
+        "scaled_ptr",
+        "log_min_p_ptr",
     }
 )
+_OTHERS = {"is_sampled_ptr": "*i1", "is_outside_ptr": "*i1", "top_p_ptr": "*fp64"}
 _UNSPECIALISED = frozenset(
     {
         "num_rows",
@@ -261,8 +269,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _argument_type(name: str, case: KernelCase) -> str:
     if not name.endswith("_ptr"):
         return _SCALARS.get(name, "i32")
-    if name in ("is_sampled_ptr", "is_outside_ptr"):
-        return "*i1"
+    if name in _OTHERS:
+        return _OTHERS[name]
     if name in _INT64 or (case.kernel is sample.sample_pick_kernel and name == "out_ptr"):
         return "*i64"
     if name in _INT32:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.kernels.aot_cases import KernelCase
-from runtime.kernels.cuda import draw, sample
+from runtime.kernels.cuda import draw, filtered_draw, sample
 
 
 def draw_cases(arch: int) -> tuple[KernelCase, ...]:
@@ -30,14 +30,23 @@ def _sample_cases(overlap: Mapping[str, bool]) -> Iterator[KernelCase]:
 
 def _draw_cases(overlap: Mapping[str, bool]) -> Iterator[KernelCase]:
     """Draws of a round: of the target's rows, and of a draft's in a reduced vocabulary."""
-    peaks = {"BLOCK": draw.PEAK_BLOCK, **overlap}
-    yield _case(draw.peak_tile_kernel, "fp32", peaks, num_warps=8)
+    for num_bins in (0, filtered_draw.NUM_BINS):
+        peaks = {**draw.peak_constants(num_bins=num_bins), **overlap}
+        yield _case(draw.peak_tile_kernel, "fp32", peaks, num_warps=8)
     for is_draft in (False, True):
         constants = draw.draw_constants(
             0, has_requests=not is_draft, has_slots=True, has_ids=is_draft
         )
-        tile = _case(draw.draw_tile_kernel, "fp32", {**constants, **overlap})
-        yield replace(tile, fuses_products=False)
+        kernels = [(draw.draw_tile_kernel, constants, 4)]
+        kernels.append((filtered_draw.kept_tile_kernel, constants, 4))
+        owners = {name: constants[name] for name in ("HAS_REQUESTS", "HAS_SLOTS")}
+        weigh = {**owners, "BLOCK": constants["BLOCK"]}
+        kernels.append((filtered_draw.weigh_tile_kernel, weigh, 4))
+        border = {**owners, **filtered_draw.border_constants()}
+        kernels.append((filtered_draw.border_kernel, border, filtered_draw.BORDER_WARPS))
+        for kernel, own, num_warps in kernels:
+            case = _case(kernel, "fp32", {**own, **overlap}, num_warps=num_warps)
+            yield replace(case, fuses_products=False, is_hot=True)
 
 
 def _case(

@@ -48,15 +48,13 @@ def draw_tokens(
     Exactness: a row depends on itself and its request alone.
     Graph-safe: yes (CUDA).
     """
-    if logits_MV.is_cuda and not sampling.has_filters:
-        from runtime.kernels.cuda.draw import launch_draw
-
-        return launch_draw(
-            logits_MV, sampling, request_M, position_M, kind, names_V=names_V, copy_M=copy_M
-        )
-    return draw_tokens_twin(
-        logits_MV, sampling, request_M, position_M, kind, names_V=names_V, copy_M=copy_M
-    )
+    if not logits_MV.is_cuda:
+        draw = draw_tokens_twin
+    elif sampling.has_filters:
+        from runtime.kernels.cuda.filtered_draw import launch_filtered_draw as draw
+    else:
+        from runtime.kernels.cuda.draw import launch_draw as draw
+    return draw(logits_MV, sampling, request_M, position_M, kind, names_V=names_V, copy_M=copy_M)
 
 
 def draw_tokens_twin(

@@ -12,13 +12,14 @@ from runtime.engine.request import RequestInput
 from runtime.engine.slot_params import slot_sampling
 from runtime.graphs.slot_sampling import SamplingState
 from runtime.kernels.cuda.sample import launch_sample
-from runtime.kernels.draw import draw_tokens, draw_tokens_twin
+from runtime.kernels.draw import draw_tokens, draw_tokens_twin, of_rows, row_laws
 from runtime.kernels.exact import exact_exp, exact_log
 from runtime.kernels.noise import TOKEN_DRAW, NoiseRows
 from runtime.kernels.rejection import RowDrafts, decide_rows
 from runtime.kernels.sample import sample_twin
 from runtime.spec.logprobs import log_probabilities
 from runtime.spec.types import SamplingParams
+from tests.draw_rows import FILTERS, kept_by_borders, logits_of, sampling_of, slot_of
 from tests.engine_harness import World, prompt_of
 from tests.fake_graph import ids_of, make_agreeing_world, make_llm
 
@@ -119,6 +120,19 @@ def test_draws_of_a_round_have_the_cpu_s_bits(
         twin = draw_tokens_twin(*rows, names_V=names.to(device)).cpu()
         assert torch.equal(named, twin)
     assert torch.equal(found["cpu"], found["cuda"])
+
+
+@pytest.mark.parametrize("num_ids", [7, 1024, NUM_IDS, 151_936])
+def test_borders_of_filters_are_the_sorted_ones(num_ids: int) -> None:
+    """Every filter over every kind of row: what is kept, bit for bit."""
+    sampling = sampling_of([slot_of(*item) for item in enumerate(FILTERS)], CUDA)
+    rows = logits_of(8, num_ids).to(CUDA)
+    few = (torch.arange(num_ids) % 5 * -0.25).expand(1, -1).to(CUDA)
+    for row in (*rows.split(1), few):
+        request = torch.arange(len(FILTERS), dtype=torch.int32, device=CUDA)
+        logits = row.expand(len(FILTERS), -1).contiguous()
+        law = row_laws(logits, of_rows(sampling, request))
+        assert torch.equal(kept_by_borders(logits, sampling, request), law)
 
 
 def test_rejection_and_logprobs_have_the_cpu_s_bits() -> None:

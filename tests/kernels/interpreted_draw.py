@@ -10,6 +10,7 @@ import torch
 from runtime.graphs.slot_sampling import GREEDY, SamplingState, SlotSampling
 from runtime.kernels.cuda.draw import launch_draw
 from runtime.kernels.draw import draw_tokens_twin, of_rows
+from tests.draw_rows import logits_of
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "start through test_interpreter.py"
 
@@ -24,21 +25,6 @@ SLOTS = (
 SLOTS_B = torch.tensor([4, 1, 0, 5, 3, 2])
 
 
-def logits_of(num_rows: int, num_columns: int) -> torch.Tensor:
-    """Return rows with ties, infinities, NaN, one value everywhere, and none that can be drawn."""
-    generator = torch.Generator().manual_seed(num_columns)
-    logits = torch.randn(num_rows, num_columns, generator=generator) * 4
-    logits[::2] = (logits[::2] * 2).round() / 2
-    logits[0, : num_columns // 2] = -torch.inf
-    logits[1, 1::3] = torch.nan
-    logits[2, num_columns // 3 :: 2] = torch.inf
-    logits[3] = -torch.inf
-    logits[4] = 1.5
-    logits[5] = torch.nan
-    logits[6] *= 1e38
-    return logits
-
-
 @pytest.mark.parametrize("num_columns", [1, 5, 1024, 4500])
 @pytest.mark.parametrize("has_slots", [False, True])
 def test_draws_without_filters(num_columns: int, has_slots: bool) -> None:
@@ -49,10 +35,11 @@ def test_draws_without_filters(num_columns: int, has_slots: bool) -> None:
     sampling = state.select(SLOTS_B, has_filters=False)
     if not has_slots:
         sampling = of_rows(sampling, None)
-    request = torch.randint(0, 6, (num_rows,), dtype=torch.int32)
+    generator = torch.Generator().manual_seed(num_columns)
+    request = torch.randint(0, 6, (num_rows,), generator=generator, dtype=torch.int32)
     request[-1] = 6  # a padding row of a packed round
     position = torch.arange(num_rows) * 977
-    ids = torch.randperm(3 * num_columns)[:num_columns]
+    ids = torch.randperm(3 * num_columns, generator=generator)[:num_columns]
     for names in (None, ids):
         wide = torch.full((num_rows, 2), -1)
         found = launch_draw(

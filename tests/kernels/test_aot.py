@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
 from runtime.kernels import aot, cuda
 from runtime.kernels.aot_cases import KernelCase
-from runtime.kernels.cuda import draw, fused_linear, linear, sample
+from runtime.kernels.cuda import draw, filtered_draw, fused_linear, linear, sample
 
 ARCH = 90
 RECORD = Path(__file__).parent / "compiled_cases.txt"
@@ -96,7 +96,11 @@ def test_noise_is_made_without_fused_operations(
     """A product and a sum with one rounding would give other bits than the twin."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     cases = [case for case in aot.kernel_cases(ARCH) if not case.fuses_products]
-    assert {case.kernel for case in cases} >= {draw.draw_tile_kernel, sample.sample_tile_kernel}
+    assert {case.kernel for case in cases} >= {
+        draw.draw_tile_kernel,
+        filtered_draw.border_kernel,
+        sample.sample_tile_kernel,
+    }
     for case in cases:
         assert "fma" not in aot.compile_case(case, ARCH).ptx, case.name
 

@@ -15,6 +15,7 @@ GROUPS = (
     (
         "interpreted",
         "interpreted_blocks",
+        "interpreted_filters",
         "interpreted_ngram",
         "interpreted_reduced",
         "interpreted_round",

@@ -21,6 +21,7 @@ from runtime.kernels.cuda.sample import SAMPLE_BLOCK, launch_pick, token_noise
 
 PEAK_BLOCK = 4096
 _PEAKS_BLOCK = tl.constexpr(64)  # 262_144 ids, then one more step
+_EMPTIED = tl.constexpr(256)
 _NO_COLUMN = tl.constexpr(2147483647)
 _HIGHEST = tl.constexpr(3.4028234663852886e38)
 
@@ -34,10 +35,10 @@ def comparable(values):
 
 @triton.jit(do_not_specialize=["num_columns", "num_peaks", "stride_logits"])
 def peak_tile_kernel(
-    logits_ptr, peak_ptr, num_columns, num_peaks, stride_logits,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    logits_ptr, peak_ptr, counts_ptr, masses_ptr, num_columns, num_peaks, stride_logits,
+    BINS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Highest comparable logit of one tile of one row."""
+    """Highest comparable logit of one tile of one row; a row's BINS, if any, are emptied."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -48,6 +49,11 @@ def peak_tile_kernel(
         logits_ptr + row * stride_logits + columns, mask=columns < num_columns, other=float("-inf")
     )
     tl.store(peak_ptr + row * num_peaks + tile, tl.max(comparable(logits), axis=0))
+    if BINS:
+        for start in range(tile * _EMPTIED, BINS, num_peaks * _EMPTIED):
+            cells = row * BINS + start + tl.arange(0, _EMPTIED)
+            tl.store(counts_ptr + cells, tl.zeros((_EMPTIED,), dtype=tl.int32))
+            tl.store(masses_ptr + cells, tl.zeros((_EMPTIED,), dtype=tl.int64))
 
 
 @triton.jit
@@ -121,8 +127,8 @@ def launch_draw(
     position_M: torch.Tensor,
     kind: int,
     *,
-    names_V: torch.Tensor | None,
-    copy_M: torch.Tensor | None,
+    names_V: torch.Tensor | None = None,
+    copy_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch `draw_tokens` without filters."""
     logits_MV = inner_contiguous(logits_MV)
@@ -138,8 +144,8 @@ def launch_draw(
     position_M, slots_B = position_M.contiguous(), sampling.slots_B
     is_overlapping, options = overlap_options(device, None)
     peak_tile_kernel[(num_rows, num_peaks)](
-        logits_MV, peak_MP, num_columns, num_peaks, logits_MV.stride(0),
-        BLOCK=PEAK_BLOCK, OVERLAP=is_overlapping, num_warps=8, **options,
+        logits_MV, peak_MP, column_MT, position_M, num_columns, num_peaks, logits_MV.stride(0),
+        **peak_constants(), OVERLAP=is_overlapping, num_warps=8, **options,
     )  # fmt: skip
     draw_tile_kernel[(num_rows, num_tiles)](
         logits_MV,
@@ -173,6 +179,11 @@ def launch_draw(
     )
     launch_pick(best_MT, column_MT, out_M, names_V, copy_M)
     return out_M
+
+
+def peak_constants(*, num_bins: int = 0) -> dict[str, int]:
+    """Return the compile-time arguments of `peak_tile_kernel`."""
+    return {"BINS": num_bins, "BLOCK": PEAK_BLOCK}
 
 
 def draw_constants(

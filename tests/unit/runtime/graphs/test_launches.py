@@ -118,11 +118,12 @@ def test_a_sampled_block_reads_its_own_head_once(tmp_path: Path) -> None:
     assert draft["linear"] == 1  # of the confidence head
 
 
-def test_a_draw_is_its_logits_and_three_launches(world: World) -> None:
+@pytest.mark.parametrize(("kind", "count"), [("sampled", 3), ("filtered", 5)])
+def test_a_draw_is_its_logits_and_few_launches(world: World, kind: RoundKind, count: int) -> None:
     """Options are read by slot where they are needed: no library operation copies them."""
-    draft, rest = launches_of(world, "eagle3", GAMMA, 4, "sampled")
+    draft, rest = launches_of(world, "eagle3", GAMMA, 4, kind)
     greedy_draft, greedy_rest = launches_of(world, "eagle3", GAMMA, 4)
-    drawn = Counter(draw_tokens=3, head_logits=2)  # scales of rows, then their products
+    drawn = Counter(draw_tokens=count, head_logits=2)  # scales of rows, then their products
     for _ in range(GAMMA):
         greedy_draft = greedy_draft - Counter(HEAD) + drawn
     assert draft == greedy_draft
