@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specctl.contract.diagnostics import Diagnostic, diagnose
-from specctl.tokenmap.readers import REPLACED, WITHOUT_ROLES
+from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
+from specctl.tokenmap.readers import REPLACED, UNREADABLE, WITHOUT_ROLES
 from specctl.tokenmap.resume import Defects, FinishedRun, defect_lines
 from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, SourceFile
 
@@ -17,16 +17,27 @@ _COUNTED = (REPLACED, WITHOUT_ROLES)
 
 
 def run_diagnostics(run: FinishedRun) -> tuple[Diagnostic, ...]:
-    """Return SD434, SD805, SD430 and SD427 where they apply."""
-    found = []
+    """Return SD423, SD434, SD805, SD430 and SD427 where they apply."""
     left_out = {kind: entry for kind, entry in run.defects.items() if kind not in _COUNTED}
+    closed = unreadable_files(left_out)
+    left_out = {kind: entry for kind, entry in left_out.items() if kind not in closed}
+    found = []
+    if closed:
+        found.append(
+            diagnose(
+                "SD423",
+                where=_first(closed),
+                message=f"{_num(closed)} parts of the corpus cannot be read and were left out",
+                notes=defect_lines(closed),
+                severity="warning",
+            )
+        )
     if left_out:
-        num = sum(num for num, _ in left_out.values())
         found.append(
             diagnose(
                 "SD434",
-                where=min(where for _, where in left_out.values()),
-                message=f"{num} parts of the corpus are no text as they stand",
+                where=_first(left_out),
+                message=f"{_num(left_out)} parts of the corpus are no text as they stand",
                 notes=defect_lines(left_out),
             )
         )
@@ -54,6 +65,39 @@ def run_diagnostics(run: FinishedRun) -> tuple[Diagnostic, ...]:
             diagnose("SD427", where="CORPUS", message="no document is on the held-out side")
         )
     return tuple(found)
+
+
+def refuse_empty(defects: Defects, files: Sequence[SourceFile], roles: Sequence[str]) -> None:
+    """Refuse a corpus without a document.
+
+    Raises:
+        DiagnosticError: SD423 where files cannot be read, else SD422.
+    """
+    closed = unreadable_files(defects)
+    what = "the file holds" if len(files) == 1 else f"{len(files)} files hold"
+    wanted = ", ".join(f"`{role}`" for role in roles)
+    nothing = f"no message is of a role {wanted}" if roles else "blank files are no documents"
+    raise DiagnosticError(
+        diagnose(
+            "SD423" if closed else "SD422",
+            where=_first(closed) if closed else files[0].path,
+            message=f"{what} no text that can be read" if closed else f"{what} no text",
+            notes=defect_lines(defects) or (nothing,),
+        )
+    )
+
+
+def unreadable_files(defects: Defects) -> Defects:
+    """Return the kinds of defect whose cause is the system and not what a file holds."""
+    return {kind: entry for kind, entry in defects.items() if kind.startswith(UNREADABLE)}
+
+
+def _num(defects: Defects) -> int:
+    return sum(num for num, _ in defects.values())
+
+
+def _first(defects: Defects) -> str:
+    return min(where for _, where in defects.values())
 
 
 def left_out_arrays(named: Sequence[SourceFile], files: Sequence[SourceFile]) -> Defects:

@@ -22,14 +22,18 @@ from typing import Literal
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.fingerprint import digest_bytes
 from specctl.tokenmap.chat import ChatTemplate, load_chat_template
-from specctl.tokenmap.corpus_notes import idle_options, left_out_arrays, run_diagnostics
+from specctl.tokenmap.corpus_notes import (
+    idle_options,
+    left_out_arrays,
+    refuse_empty,
+    run_diagnostics,
+)
 from specctl.tokenmap.counting import LoadedTokenizer
 from specctl.tokenmap.counts import CountArtefact
 from specctl.tokenmap.parts import part_path, read_part
 from specctl.tokenmap.readers import Reading, missing_package
 from specctl.tokenmap.resume import (
     FinishedRun,
-    defect_lines,
     finished_run,
     keep_run,
     parts_directory,
@@ -104,7 +108,7 @@ class CountResult:
 
     Args:
         artefact: the counts.
-        diagnostics: SD427, SD430, SD434 and SD805.
+        diagnostics: SD423, SD427, SD430, SD434 and SD805.
     """
 
     artefact: CountArtefact
@@ -120,9 +124,10 @@ def count_corpus(
     """Count every document of a corpus on both sides of its split.
 
     Raises:
-        DiagnosticError: SD422 for no text, SD429 for files that changed meanwhile, SD433 for a
-            count file of another run, SD425 for a missing chat template, SD435 for a missing
-            package, SD432 and family 1 codes for a damaged count file.
+        DiagnosticError: SD422 for no text, SD423 where none can be read, SD429 for files that
+            changed meanwhile, SD433 for a count file of another run, SD425 for a missing chat
+            template, SD435 for a missing package, SD432 and family 1 codes for a damaged count
+            file.
     """
     options = options or CountOptions()
     named = _files(corpus)
@@ -161,7 +166,8 @@ def count_corpus(
         totals = _count(tasks, job, run, progress)
         if not corpus.held_out_sources and corpus.held_out > 0:
             totals = _balanced(totals, tasks, job, run)
-        _refuse_empty(totals, files, corpus.roles)
+        if totals.num_documents == 0:
+            refuse_empty(totals.defects, files, corpus.roles)
         _refuse_changed(files, read, run_digest)
         artefact = artefact_of(totals, tokenizer, plan, facts, _rule(corpus))
         defects = {**totals.defects, **left_out_arrays(named, files)}
@@ -336,21 +342,6 @@ def _balanced(totals: Totals, tasks: Sequence[Task], job: Job, run: _Run) -> Tot
             again = replace(changed, directory=Path(name))
             totals = _count(tasks, again, run, None)
     return totals
-
-
-def _refuse_empty(totals: Totals, files: Sequence[SourceFile], roles: Sequence[str]) -> None:
-    if totals.num_documents == 0:
-        what = "the file holds" if len(files) == 1 else f"{len(files)} files hold"
-        wanted = ", ".join(f"`{role}`" for role in roles)
-        nothing = f"no message is of a role {wanted}" if roles else "blank files are no documents"
-        raise DiagnosticError(
-            diagnose(
-                "SD422",
-                where=files[0].path,
-                message=f"{what} no text",
-                notes=defect_lines(totals.defects) or (nothing,),
-            )
-        )
 
 
 def _refuse_changed(files: Sequence[SourceFile], options: dict[str, str], run_digest: str) -> None:

@@ -1,11 +1,13 @@
 """List the files that a path or a pattern names, with one look at each.
 
 Invariants: sorted by path inside the directory, whatever the file system gives; hidden entries and
-linked directories are left out of a directory.
+linked directories are left out of a directory; a directory that cannot be read is SD423 however it
+is named.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import stat
@@ -39,7 +41,8 @@ def listed_files(source: str, is_read: Callable[[str], bool]) -> list[ListedFile
         is_read: tells from a file's name whether it is taken from a directory.
 
     Raises:
-        DiagnosticError: SD423 for a directory that cannot be read.
+        DiagnosticError: SD423 for a directory that cannot be read, or a link to nothing.
+        OSError: the system does not say what the path is.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -49,10 +52,29 @@ def listed_files(source: str, is_read: Callable[[str], bool]) -> list[ListedFile
         inside = _inside(str(path), str(path.resolve()), is_read)
         return sorted(inside, key=lambda file: file.path[prefix:].replace(os.sep, "/").lstrip("/"))
     if glob.has_magic(source):
-        # The user's own pattern may be absolute, which Path.glob refuses.
-        matches = (Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
-        return sorted((_listed(m) for m in matches if m.is_file()), key=lambda file: file.path)
+        _refuse_closed_directories(path)
+        found = (_listed(match) for match in _matches(path) if match.is_file())
+        return sorted(found, key=lambda file: file.path)
+    if path.is_symlink() and not path.exists():
+        raise unreadable(str(path), FileNotFoundError(errno.ENOENT, ""))
     return []
+
+
+def unreadable(where: str, error: OSError, what: str = "") -> DiagnosticError:
+    """Return the SD423 for what the system does not let read.
+
+    Args:
+        where: its path.
+        error: of the system, with its number.
+        what: it is, before the words.
+    """
+    message = f"{what} cannot be read: {reason_of(error)}".lstrip()
+    return DiagnosticError(diagnose("SD423", where=where, message=message))
+
+
+def reason_of(error: OSError) -> str:
+    """Return what the system says; pyarrow's own words hold the path, too."""
+    return os.strerror(error.errno or errno.EIO)
 
 
 def suffix_of(name: str) -> str:
@@ -87,14 +109,31 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
         with os.scandir(path) as entries:
             return list(entries)
     except OSError as error:
-        raise DiagnosticError(
-            diagnose(
-                "SD423",
-                where=path,
-                message=f"the directory cannot be read: {error.strerror}",
-                help="Make it readable, or name the files that are to be counted",
-            )
-        ) from error
+        raise unreadable(path, error, "the directory") from error
+
+
+def _refuse_closed_directories(pattern: Path) -> None:
+    """Refuse a pattern over directories that cannot be read; `glob` passes over them in silence."""
+    for place, part in enumerate(pattern.parts):
+        if not glob.has_magic(part):
+            continue
+        for parent in _matches(Path(*pattern.parts[:place])):
+            if parent.is_dir():
+                _refuse_closed(str(parent), is_deep=part == "**")
+        if part == "**":
+            return
+
+
+def _matches(pattern: Path) -> Iterator[Path]:
+    # The user's own pattern may be absolute, which Path.glob refuses.
+    return (Path(name) for name in glob.glob(str(pattern), recursive=True))  # noqa: PTH207
+
+
+def _refuse_closed(path: str, *, is_deep: bool) -> None:
+    for entry in _entries(path):
+        is_inside = is_deep and not entry.name.startswith(".")
+        if is_inside and entry.is_dir(follow_symlinks=False):
+            _refuse_closed(entry.path, is_deep=True)
 
 
 def _file_size(entry: os.DirEntry[str]) -> int | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from specctl.tokenmap.bench_outputs import (
     measured_drafts,
     reduced_head,
 )
+from specctl.tokenmap.listing import reason_of
 
 _ID_KEYS = ("ids", "token_ids", "output_ids", "output_token_ids", "completion_ids", "tokens")
 _TEXT_KEYS = ("output", "response", "completion", "generated_text", "answer", "text", "content")
@@ -162,12 +164,11 @@ def check_outputs(paths: Iterable[str]) -> None:
     """
     problems: list[Diagnostic] = []
     for path in paths:
-        file, _ = _file_and_key(path)
         try:
-            with file.open("rb"):
+            file, _ = _file_and_key(path)
+            with _system_refusals(str(file)), file.open("rb"):
                 pass
-        except OSError as error:
-            refused = _unreadable(str(file), f"cannot be read: {error.strerror}")
+        except DiagnosticError as refused:
             problems += refused.diagnostics
     if problems:
         raise DiagnosticError(problems)
@@ -176,23 +177,32 @@ def check_outputs(paths: Iterable[str]) -> None:
 def _file_and_key(source: str) -> tuple[Path, str | None]:
     """Return the file that a source names, and the key of an object in it."""
     name, mark, key = source.rpartition("#")
-    is_key = bool(mark) and not Path(source).exists()
-    file = Path(name if is_key else source)
-    return file / RECORDS_FILE if file.is_dir() else file, key if is_key else None
+    with _system_refusals(source):
+        is_key = bool(mark) and not Path(source).exists()
+        file = Path(name if is_key else source)
+        return file / RECORDS_FILE if file.is_dir() else file, key if is_key else None
+
+
+@contextmanager
+def _system_refusals(where: str) -> Iterator[None]:
+    """Raise what the system does not let read as SD423."""
+    try:
+        yield
+    except OSError as error:
+        raise _unreadable(where, f"cannot be read: {reason_of(error)}") from error
 
 
 def _open(source: str) -> tuple[Path, Iterator[tuple[str, Any]], MeasuredDrafts | None]:
     """Return the file, place and value of each answer in it, and the acceptance it measured."""
     file, key = _file_and_key(source)
     try:
-        size = file.stat().st_size
-        if size > _MAX_BYTES:
-            raise _unreadable(str(file), f"{size} bytes, more than {_MAX_BYTES}")
-        if file.suffix == ".jsonl":
-            return _open_lines(file)
-        document = json.loads(file.read_bytes())
-    except OSError as error:
-        raise _unreadable(str(file), f"cannot be read: {error.strerror}") from error
+        with _system_refusals(str(file)):
+            size = file.stat().st_size
+            if size > _MAX_BYTES:
+                raise _unreadable(str(file), f"{size} bytes, more than {_MAX_BYTES}")
+            if file.suffix == ".jsonl":
+                return _open_lines(file)
+            document = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise _unreadable(str(file), f"not JSON: {str(error)[:100]}") from error
     if key is not None:

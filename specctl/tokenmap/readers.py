@@ -23,13 +23,15 @@ from specctl.tokenmap.chat import ChatTemplate
 from specctl.tokenmap.cuts import L, char_class
 from specctl.tokenmap.documents import CHAT_FIELDS, MAX_LINE_BYTES, has_roles, line_value, row_text
 from specctl.tokenmap.languages import language_of
-from specctl.tokenmap.listing import suffix_of
+from specctl.tokenmap.listing import reason_of, suffix_of
 from specctl.tokenmap.sources import COLUMN_SUFFIXES, LINE_SUFFIXES, STDIN, SourceFile, Task
 
 PIECE_BYTES = 4 << 20
 MAX_PIECE_BYTES = 64 << 20
 _BUFFER_BYTES = 1 << 16
 _SKIP_BYTES = 1 << 20
+UNREADABLE = "a file that cannot be read"
+"""How kinds of defect begin whose cause is the system: SD423, all others are no text: SD434."""
 REPLACED = "half surrogate pairs, counted as U+FFFD"
 WITHOUT_ROLES = "without chat messages, counted as they stand"
 """The two kinds of defect whose text is counted; the second where roles or a template act."""
@@ -125,11 +127,10 @@ def _from_table(file: SourceFile, reading: Reading) -> Iterator[Piece | Defect]:
 
 
 def _failure(error: OSError | EOFError | zlib.error) -> str:
-    # What unpacks raises OSError without a reason of the system, gzip and zstd alike.
-    reason = getattr(error, "strerror", None)
-    if reason is None:
+    # What unpacks raises OSError without a number of the system, gzip and zstd alike.
+    if not isinstance(error, OSError) or error.errno is None:
         return "compressed data that is damaged or cut off"
-    return f"a file that cannot be read ({reason})"
+    return f"{UNREADABLE} ({reason_of(error)})"
 
 
 @contextmanager

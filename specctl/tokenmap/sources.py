@@ -16,7 +16,7 @@ from pathlib import Path
 
 from specctl.contract.diagnostics import Diagnostic, DiagnosticError, diagnose
 from specctl.contract.text import printable
-from specctl.tokenmap.listing import ListedFile, listed_files, suffix_of
+from specctl.tokenmap.listing import ListedFile, listed_files, suffix_of, unreadable
 
 TASK_BYTES = 32 << 20
 STDIN = "-"
@@ -99,41 +99,60 @@ def find_files(arguments: Sequence[str], *, held_out: bool = False) -> tuple[Sou
     An unnamed directory that is the only argument gives one domain for each directory in it.
 
     Raises:
-        DiagnosticError: SD422 for each argument that names no file.
+        DiagnosticError: SD422 for each argument that names no file, SD423 for each that cannot be
+            read.
     """
     found: dict[str, SourceFile] = {}
     problems: list[Diagnostic] = []
     for argument in arguments:
-        name, path = _named(argument)
-        entries = [_STDIN] if path == STDIN else listed_files(path, _is_read)
-        if not entries:
-            problems.append(
-                diagnose(
-                    "SD422",
-                    where=argument,
-                    message="no file of a corpus here",
-                    expected="a file, a directory with text, code, jsonl or parquet, a pattern",
-                    found="nothing that matches",
-                )
-            )
-        domains = _domains(path, name, is_only=len(arguments) == 1)
-        is_named = not Path(path).expanduser().is_dir()
-        for entry in entries:
-            file = SourceFile(
-                path=entry.path,
-                domain=printable(domains(entry.path)),
-                num_bytes=entry.num_bytes,
-                held_out=held_out,
-                is_named=is_named,
-            )
-            known = found.setdefault(entry.real_path, file)
-            if is_named and not known.is_named:
-                found[entry.real_path] = replace(known, is_named=True)
+        try:
+            files = _files_of(argument, held_out=held_out, is_only=len(arguments) == 1)
+        except DiagnosticError as error:
+            problems += error.diagnostics
+            continue
+        for real_path, file in files:
+            known = found.setdefault(real_path, file)
+            if file.is_named and not known.is_named:
+                found[real_path] = replace(known, is_named=True)
     if not arguments:
         problems.append(diagnose("SD422", where="CORPUS", message="no corpus was named"))
     if problems:
         raise DiagnosticError(problems)
     return tuple(found.values())
+
+
+def _files_of(argument: str, *, held_out: bool, is_only: bool) -> list[tuple[str, SourceFile]]:
+    """Return the files of one argument, each with its path where links are resolved."""
+    try:
+        name, path = _named(argument)
+        entries = [_STDIN] if path == STDIN else listed_files(path, _is_read)
+        domains = _domains(path, name, is_only=is_only)
+        is_named = not Path(path).expanduser().is_dir()
+    except OSError as error:
+        raise unreadable(str(error.filename or argument), error) from error
+    if not entries:
+        raise DiagnosticError(
+            diagnose(
+                "SD422",
+                where=argument,
+                message="no file of a corpus here",
+                expected="a file, a directory with text, code, jsonl or parquet, a pattern",
+                found="nothing that matches",
+            )
+        )
+    return [
+        (
+            entry.real_path,
+            SourceFile(
+                path=entry.path,
+                domain=printable(domains(entry.path)),
+                num_bytes=entry.num_bytes,
+                held_out=held_out,
+                is_named=is_named,
+            ),
+        )
+        for entry in entries
+    ]
 
 
 def without_arrays(files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:

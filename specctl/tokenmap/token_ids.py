@@ -23,6 +23,7 @@ from specctl.tokenmap.counts import (
     DomainCounts,
     domain_counts,
 )
+from specctl.tokenmap.listing import unreadable
 from specctl.tokenmap.sources import SourceFile
 
 BLOCK_IDS = 1 << 20
@@ -148,6 +149,8 @@ def _mapped(path: str, id_type: IdType | None) -> np.ndarray:
         try:
             ids = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise unreadable(path, error) from error
             raise _refused(path, f"numpy refuses it: {error}") from error
         if ids.dtype.kind not in "iu" or ids.dtype.itemsize > 8:
             raise _refused(path, "the array does not hold integers", found=str(ids.dtype))
@@ -159,7 +162,11 @@ def _mapped(path: str, id_type: IdType | None) -> np.ndarray:
             expected="`--id-type u16`, `u32` or `i64`",
         )
     dtype = np.dtype(_DTYPES[id_type])
-    num_bytes = Path(path).stat().st_size
+    try:
+        num_bytes = Path(path).stat().st_size
+        raw = np.memmap(path, np.uint8, mode="r") if num_bytes else np.empty(0, np.uint8)
+    except OSError as error:
+        raise unreadable(path, error) from error
     if num_bytes % dtype.itemsize:
         raise _refused(
             path,
@@ -167,7 +174,7 @@ def _mapped(path: str, id_type: IdType | None) -> np.ndarray:
             expected=f"a multiple of {dtype.itemsize} bytes",
             found=num_bytes,
         )
-    return np.memmap(path, dtype, mode="r") if num_bytes else np.empty(0, dtype)
+    return raw.view(dtype)
 
 
 def _refused(where: str, message: str, **details: object) -> DiagnosticError:

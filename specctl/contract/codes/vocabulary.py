@@ -162,9 +162,11 @@ CODES: tuple[Code, ...] = (
         code="SD423",
         slug="corpus-unreadable",
         severity="error",
-        summary="A document of the corpus cannot be read: not UTF-8, not JSON, no text field.",
-        why="Skipping it silently would count another corpus than the one named.",
-        fix="Repair or remove the line or file; `--field NAME` names the field of jsonl lines",
+        summary="A file or directory of the corpus or of outputs cannot be read, or is not what it "
+        "is read as.",
+        why="Skipping it silently would count another corpus than the one named. A single file "
+        "that cannot be read among others is left out with a warning.",
+        fix="Make it readable, repair it, or name the files that are to be read",
     ),
     Code(
         code="SD424",
