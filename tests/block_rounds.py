@@ -16,6 +16,7 @@ from runtime.spec.block import BlockProposer
 from runtime.spec.packing import pack_rows
 from runtime.spec.types import RequestView, SamplingParams
 from tests.engine_harness import World, prompt_of
+from tests.fake_graph import contiguous_batches
 
 BLOCK = 4
 BLOCKS_EACH = 8
@@ -121,7 +122,8 @@ def drafted_in_a_round(
     )
     assert shape.num_drafts <= most
     requests = state.requests(shape)
-    proposer.draft_round(requests)
+    with contiguous_batches():
+        proposer.draft_round(requests)
     places = torch.arange(shape.num_drafts, device=state.device)
     is_own = places < requests.num_drafts_B[: len(views), None]
     laws = None

@@ -113,7 +113,7 @@ def place_blocks_twin(
     return BlockPlaces(
         ids_target_N=ids_BW.flatten(),
         positions_N=(lengths_B[:, None] + torch.arange(width, device=device)).flatten(),
-        kv_slots_N=kv_slots_BX[:, :width].flatten(),
+        kv_slots_N=kv_slots_BX[:, :width].flatten().contiguous(),  # flatten may keep strides
         row_request_N=requests_B.repeat_interleave(width),
         anchors_N=lengths_B.repeat_interleave(width),
         ends_N=ends_B.repeat_interleave(width),
