@@ -39,6 +39,7 @@ from runtime.kernels.draw import draw_accepted, draw_tokens
 from runtime.kernels.law import MASKED, comparable
 from runtime.kernels.masks import drafts_before_faults, row_faults, unpack_mask
 from runtime.kernels.noise import TOKEN_DRAW
+from runtime.kernels.row_copies import take_rows
 from runtime.kv import KVLayer
 from runtime.models import TargetModel, TargetOutput
 
@@ -229,11 +230,11 @@ class DeviceRound:
             told_BW = state.output_BX[: shape.batch, 1 : shape.width + 1]
             faults_BW = requests.per_request(faults_N)
             told_BW.copy_(torch.where(faults_BW > 0, -faults_BW, chosen_BW))
-        if self.has_confidence:
+        if self.has_confidence and shape.num_drafts:
             assert isinstance(self.draft, ConfidentDraft), "it has confidences"
-            known_BG = self.draft.confidence_SG.index_select(0, requests.slots_B)
             count = shape.num_drafts
-            state.confidence_BG[: shape.batch, :count].copy_(known_BG[:, :count])
+            told_BG = state.confidence_BG[: shape.batch, :count]
+            take_rows(self.draft.confidence_SG[:, :count], requests.slots_B, out_MD=told_BG)
 
     def _choose(
         self,

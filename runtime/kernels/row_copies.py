@@ -12,12 +12,15 @@ from collections.abc import Sequence
 import torch
 
 
-def take_rows(table_SD: torch.Tensor, index_M: torch.Tensor) -> torch.Tensor:
+def take_rows(
+    table_SD: torch.Tensor, index_M: torch.Tensor, *, out_MD: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return [M, D], the rows of a table that an index names.
 
     Args:
         table_SD: [S, D].
         index_M: int64, below S.
+        out_MD: takes the rows and is returned; None: a new tensor.
 
     Exactness: a copy.
     Graph-safe: yes (CUDA).
@@ -25,8 +28,9 @@ def take_rows(table_SD: torch.Tensor, index_M: torch.Tensor) -> torch.Tensor:
     if table_SD.is_cuda:
         from runtime.kernels.cuda.row_copies import launch_take_rows
 
-        return launch_take_rows(table_SD, index_M)
-    return torch.index_select(table_SD, 0, index_M)
+        return launch_take_rows(table_SD, index_M, out_MD)
+    rows_MD = torch.index_select(table_SD, 0, index_M)
+    return rows_MD if out_MD is None else out_MD.copy_(rows_MD)
 
 
 def keep_rows(

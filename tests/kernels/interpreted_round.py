@@ -159,6 +159,11 @@ def test_copies_of_rows(dtype: torch.dtype) -> None:
     table = torch.randn((7, 50), generator=torch.Generator().manual_seed(1)).to(dtype)[:, 5:45]
     index = torch.tensor([6, 0, 3])
     assert torch.equal(launch_take_rows(table, index), table[index])
+    wide = torch.zeros((4, 45), dtype=dtype)
+    part = wide[:3, 2:42]
+    assert launch_take_rows(table, index, part) is part
+    assert torch.equal(part, table[index])
+    assert int(wide.count_nonzero()) == int(part.count_nonzero())
     kept = torch.zeros((5, 40), dtype=dtype)
     launch_keep_rows(table, index, kept, torch.tensor([4, 1, 0]))
     expected = torch.zeros_like(kept)

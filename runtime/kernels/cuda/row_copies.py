@@ -53,9 +53,13 @@ def side_by_side_kernel(
         tl.store(target_ptr + (row * COUNT + index) * WIDTH + columns, x, mask=mask)
 
 
-def launch_take_rows(table_SD: torch.Tensor, index_M: torch.Tensor) -> torch.Tensor:
+def launch_take_rows(
+    table_SD: torch.Tensor, index_M: torch.Tensor, out_MD: torch.Tensor | None = None
+) -> torch.Tensor:
     """Launch `take_rows`."""
-    out = table_SD.new_empty((index_M.shape[0], table_SD.shape[1]))
+    shape = (index_M.shape[0], table_SD.shape[1])
+    assert out_MD is None or out_MD.shape == shape, "rows of the table, as many as named"
+    out = table_SD.new_empty(shape) if out_MD is None else out_MD
     _launch(table_SD, index_M, out, None)
     return out
 

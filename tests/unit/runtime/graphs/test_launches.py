@@ -103,7 +103,7 @@ def test_a_block_is_its_layers_and_a_choice_for_each_draft(batch: int, tmp_path:
     )
     target = Counter(LAYER * NUM_TARGET_LAYERS) + Counter(embed_stream=1, finish_round=1, **HEAD)
     context = Counter(linear=1, rms_norm=1) + Counter(linear=2, write_context_kv=2)
-    assert rest == target + context + Counter(index_select=1, copy_=1)  # of the chances
+    assert rest == target + context + Counter(take_rows=1)  # of the chances
     world = make_block_world(tmp_path / "dflash", BlockCase(markov=None, sample_from_anchor=False))
     draft, rest = launches_of(world, "dflash", GAMMA, batch)
     assert rest == target + context
