@@ -315,7 +315,7 @@ def test_accept(num_slots: int) -> None:
 
 
 LAYOUTS = [(9, 3, 64), (32, 8, 64), (32, 8, 128), (24, 1, 8)]  # H, G, P
-LENGTHS = (1, 9, 200, 255, 256, 258, 261, 530, 1_030)
+LENGTHS = (1, 9, 130, 200, 255, 256, 258, 261, 530, 1_030)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

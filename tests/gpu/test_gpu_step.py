@@ -127,7 +127,8 @@ def test_one_program_takes_all_segments_with_the_bits_of_many(
 ) -> None:
     dense = dense_requests(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, width=width,
-        lengths=(width, 256, 258, 264, 511, 512, 513, 1_200, 40), dtype=dtype, device="cuda",
+        lengths=(width, 130, 256, 258, 264, 385, 511, 512, 513, 641, 1_200, 2_100, 40),
+        dtype=dtype, device="cuda",
     )  # fmt: skip
     launch = attention.launch_paged_attention
     check_launches(

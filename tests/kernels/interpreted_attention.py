@@ -6,8 +6,10 @@ Under the interpreter; see `interpreted.py`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -135,6 +137,37 @@ def test_one_program_takes_all_segments_with_the_bits_of_many(
     assert bool(found.isfinite().all())
     assert same_bits(layer.k.nan_to_num(9.0), other.k.nan_to_num(9.0))
     assert same_bits(layer.v.nan_to_num(9.0), other.v.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 9])
+def test_parts_that_are_loaded_together_are_folded_in_turn(
+    count: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that no program wrote hold NaN: those of padding rows, and before or behind a row's."""
+    segment, empty = 64, torch.Tensor.new_empty
+
+    def poisoned(*args: Any, **options: Any) -> torch.Tensor:
+        found = empty(*args, **options)
+        return found.fill_(math.nan) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    dense = dense_requests(
+        num_heads=3, num_kv_heads=1, head_dim=16, width=3,
+        lengths=(count * segment, (count - 1) * segment + 1, 70, 5), dtype=torch.float32,
+    )  # fmt: skip
+    split, in_turn = (
+        partial(attention.launch_paged_attention, segment=segment, in_turn=choice)
+        for choice in (False, True)
+    )
+    _, found = dense.attend(split, window=window)
+    _, expected = dense.attend(in_turn, window=window)
+    assert same_bits(found, expected)
+    for request in range(4):
+        _, alone = dense.request(request, 3).attend(split, window=window)
+        assert same_bits(alone, found[3 * request : 3 * request + 3])
+    _, twin = dense.attend_separately(None, None, None, window=window)
+    torch.testing.assert_close(found, twin, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -240,29 +240,43 @@ def fold_segment(
 
 
 @triton.jit
-def combine_segments(
-    values_ptr, maximum_ptr, total_ptr, base, packed, lanes, first_segments, last_segments,
-    low, high,
+def _load_part(
+    values_ptr, maximum_ptr, total_ptr, segment_start, is_read,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Fold the segments low..high in ascending order.
+    """Load a segment that another multiprocessor wrote, past the first-level cache; else zeros."""
+    place = segment_start * BLOCK_M + tl.arange(0, BLOCK_M)
+    values = values_ptr + place[:, None] * BLOCK_P + tl.arange(0, BLOCK_P)[None, :]
+    return (
+        tl.load(maximum_ptr + place, mask=is_read, other=0.0, cache_modifier=".cg"),
+        tl.load(total_ptr + place, mask=is_read, other=0.0, cache_modifier=".cg"),
+        tl.load(values, mask=is_read[:, None], other=0.0, cache_modifier=".cg"),
+    )
 
-    Other multiprocessors wrote the parts: they are read past the first-level cache.
-    """
+
+@triton.jit
+def combine_segments(
+    values_ptr, maximum_ptr, total_ptr, base, is_packed, first_segments, last_segments, low, high,
+    FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Fold the segments low..high in ascending order; FOLDED of them are on their way at once."""
     maximum = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     values = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
-    for segment in range(low, high + 1):
-        place = (base + segment) * BLOCK_M + packed
-        part_maximum = tl.load(maximum_ptr + place, cache_modifier=".cg")
-        part_total = tl.load(total_ptr + place, cache_modifier=".cg")
-        part_values = tl.load(
-            values_ptr + place[:, None] * BLOCK_P + lanes[None, :], cache_modifier=".cg"
-        )
-        maximum, total, values = fold_segment(
-            maximum, total, values, part_maximum, part_total, part_values, segment,
-            first_segments, last_segments, BLOCK_M, BLOCK_P,
-        )  # fmt: skip
+    for first in range(low, high + 1, FOLDED):
+        parts = ()
+        for ahead in tl.static_range(FOLDED):
+            part = _load_part(
+                values_ptr, maximum_ptr, total_ptr, base + first + ahead,
+                is_packed & (first + ahead <= high), BLOCK_M, BLOCK_P,
+            )  # fmt: skip
+            parts += (part,)  # type: ignore[assignment]  # a tuple of another length
+        for ahead in tl.static_range(FOLDED):
+            part = parts[ahead]
+            maximum, total, values = fold_segment(
+                maximum, total, values, part[0], part[1], part[2], first + ahead,
+                first_segments, last_segments, BLOCK_M, BLOCK_P,
+            )  # fmt: skip
     return total, values
 
 
@@ -270,25 +284,31 @@ def combine_segments(
 def join_segments(
     maximum, total, values, values_ptr, maximum_ptr, total_ptr, counter, base, segment,
     first_segments, last_segments, low, high,
-    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
+    PACKED: tl.constexpr, TILED: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Store a segment; the last program to arrive returns (True, total, values) of all of them.
 
     It leaves the counter at 0. The barrier and the counter's order make the parts of all programs
-    visible to it.
+    visible to it. Rows with one segment are done at once; in row tiles they take this way, too, as
+    the other one spills there.
     """
-    packed = tl.arange(0, BLOCK_M)
-    lanes = tl.arange(0, BLOCK_P)
-    place = (base + segment) * BLOCK_M + packed
-    tl.store(maximum_ptr + place, maximum)
-    tl.store(total_ptr + place, total)
-    tl.store(values_ptr + place[:, None] * BLOCK_P + lanes[None, :], values)
-    tl.debug_barrier()
-    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == high - low
-    if is_last:
-        tl.store(counter, 0)
-        total, values = combine_segments(
-            values_ptr, maximum_ptr, total_ptr, base, packed, lanes,
-            first_segments, last_segments, low, high, BLOCK_M, BLOCK_P,
-        )  # fmt: skip
+    is_last = low == high
+    if (low < high) | TILED:
+        packed = tl.arange(0, BLOCK_M)
+        is_packed = packed < PACKED
+        place = (base + segment) * BLOCK_M + packed
+        lanes = tl.arange(0, BLOCK_P)
+        tl.store(maximum_ptr + place, maximum, mask=is_packed)
+        tl.store(total_ptr + place, total, mask=is_packed)
+        places = place[:, None] * BLOCK_P + lanes[None, :]
+        tl.store(values_ptr + places, values, mask=is_packed[:, None])
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == high - low
+        if is_last:
+            tl.store(counter, 0)
+            total, values = combine_segments(
+                values_ptr, maximum_ptr, total_ptr, base, is_packed, first_segments, last_segments,
+                low, high, FOLDED, BLOCK_M, BLOCK_P,
+            )  # fmt: skip
     return is_last, total, values
