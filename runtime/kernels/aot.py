@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from runtime.kernels import aot_cases
+from runtime.kernels.aot_attention import attention_cases
 from runtime.kernels.aot_blocks import block_cases
 from runtime.kernels.aot_cases import KernelCase
 from runtime.kernels.aot_draws import draw_cases
@@ -184,9 +185,15 @@ class CompiledCase:
 
 
 def kernel_cases(arch: int) -> tuple[KernelCase, ...]:
-    """Return every distinct case, in a fixed order: of models, block drafts, draws and rounds."""
+    """Return every distinct case in a fixed order: of models, attention, blocks, draws, rounds."""
     models = aot_cases.kernel_cases(arch)
-    return (*models, *block_cases(arch), *draw_cases(arch), *round_cases(arch))
+    return (
+        *models,
+        *attention_cases(arch),
+        *block_cases(arch),
+        *draw_cases(arch),
+        *round_cases(arch),
+    )
 
 
 def compile_case(case: KernelCase, arch: int) -> CompiledCase:

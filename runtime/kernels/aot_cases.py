@@ -6,13 +6,11 @@ Legend: N output features, K input features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from runtime.batch import ROW_TILE_ROWS
 from runtime.kernels.cuda import (
     activation,
-    attention,
     fused_linear,
     head,
     head_rows,
@@ -29,7 +27,6 @@ from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, gemm_config,
 from runtime.kernels.row_tiles import RowTile, row_tile
 
 _ROW_COUNTS = (16, 32, 64, 160, 256, 512, 1024, 4096)  # each runs a row tile of its own
-_VERIFY_WIDTH = 9  # the newest token and 8 drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,44 +151,6 @@ def _model_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCa
     if model.joined_width is not None:
         yield from _joined_cases(model.weights()[0][0], model.joined_width, dtype, arch)
     yield from _row_cases(model, dtype, is_overlapping=arch >= 90)
-    heads = (model.num_heads, model.num_kv_heads, model.head_dim)
-    element_bytes = 4 if dtype == "fp32" else 2
-    # One row of a general batch; one row and verifies of a dense one; row tiles of a prefill.
-    for width, is_tiled, is_fused, is_single in (
-        (1, False, False, False),
-        (1, False, True, True),
-        (1, False, True, False),
-        (5, False, True, False),
-        (_VERIFY_WIDTH, False, True, False),
-        (ROW_TILE_ROWS, True, False, False),
-    ):
-        if dtype != "bf16" and width != 5 and is_fused:
-            continue  # the other dtypes stand for themselves with one row and one verify
-        constants = attention.segment_constants(
-            *heads, kv_block_size=16, width=width, element_bytes=element_bytes
-        )
-        flags = {
-            "FUSED": is_fused,
-            "NORMED": is_fused and model.has_qk_norm,
-            "SINGLE": is_single,
-            "IN_TURN": False,
-            "OVERLAP": 2 * (is_fused and arch >= 90),
-        }
-        case = _case(
-            attention.attention_segment_kernel,
-            dtype,
-            {**constants, "TILED": is_tiled, **flags},
-            num_warps=attention.SEGMENT_WARPS,
-            is_hot=dtype != "fp32",
-        )
-        yield case
-        if is_single:
-            continue
-        if is_fused:  # spills a little, and wins where programs are many
-            yield replace(case, num_warps=attention.CROWDED_WARPS, is_hot=False)
-        in_turn = tuple((name, value or name == "IN_TURN") for name, value in case.constants)
-        for num_warps in (attention.SEGMENT_WARPS, attention.CROWDED_WARPS):
-            yield replace(case, constants=in_turn, num_warps=num_warps, is_hot=False)
 
 
 def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCase]:

@@ -51,6 +51,7 @@ _NEARLY_ALL = 32  # one multiprocessor in so many may stay without rows
 _PARTIAL_BYTES = 1 << 28
 _NO_WINDOW = 1 << 30  # keys; no position leaves it, so both cases share one binary
 _MOST_PACKED = 64  # query heads times rows in one product
+_NARROW_HEAD = 64
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def attention_segment_kernel(
     WIDTH: tl.constexpr, PART_ROWS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_P: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
-    SINGLE: tl.constexpr, IN_TURN: tl.constexpr, OVERLAP: tl.constexpr,
+    SINGLE: tl.constexpr, IN_TURN: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted values [M, H, P] for the rows and query heads of a program.
 
@@ -136,7 +137,7 @@ def attention_segment_kernel(
             k_pool_ptr, v_pool_ptr, table_row,
             begin, end, least_key, tl.min(new_keys, axis=0) if FUSED else 2147483647,
             limits, first_keys, kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
-            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, TILE == SEGMENT_KEYS, TILE, BLOCK_M, BLOCK_W,
+            KV_HEADS, HEAD_DIM, KV_BLOCK_SIZE, EARLY, TILE, BLOCK_M, BLOCK_W,
             BLOCK_HALF, BLOCK_P, FUSED, NORMED, OVERLAP,
         )  # fmt: skip
         is_whole = True
@@ -252,6 +253,9 @@ def _launch_tiles(
     k, v = (q_MHP, q_MHP) if new is None else (new.k_MGP, new.v_MGP)
     norms = None if new is None else new.norms
     overlapped, options = overlap_options(q_MHP.device, overlap, SEGMENT_OVERLAP)
+    in_turn = not is_single and not is_split
+    num_programs = num_tiles * num_kv_heads * num_parts
+    num_warps = segment_warps(q_MHP.device, num_programs, in_turn=in_turn)
     attention_segment_kernel[(num_tiles, num_kv_heads, num_parts)](
         q_MHP,
         k,
@@ -290,9 +294,10 @@ def _launch_tiles(
         FUSED=new is not None,
         NORMED=norms is not None,
         SINGLE=is_single,
-        IN_TURN=not is_single and not is_split,
+        IN_TURN=in_turn,
+        EARLY=loads_early(constants, num_warps, is_single=is_single),
         OVERLAP=overlapped,
-        num_warps=segment_warps(q_MHP.device, num_tiles * num_kv_heads * num_parts),
+        num_warps=num_warps,
         **options,
     )
 
@@ -315,9 +320,22 @@ def rows_fill(device: torch.device, num_programs: int) -> bool:
     return num_programs * _NEARLY_ALL >= count * (_NEARLY_ALL - 1)
 
 
-def segment_warps(device: torch.device, num_programs: int) -> int:
+def segment_warps(device: torch.device, num_programs: int, *, in_turn: bool) -> int:
     """Return the warps of a program; bits do not depend on them."""
-    return CROWDED_WARPS if rows_fill(device, num_programs) else SEGMENT_WARPS
+    is_crowded = in_turn or num_programs > num_sms(device_arch(device))
+    return CROWDED_WARPS if is_crowded else SEGMENT_WARPS
+
+
+def loads_early(constants: dict[str, int], num_warps: int, *, is_single: bool) -> bool:
+    """Whether a program asks for a segment's older keys before it waits; bits do not depend on it.
+
+    One step must hold the segment. Few warps have no registers for wide heads' keys beside all
+    else; with narrow ones, measured on an H200, it still pays where a segment is one of several.
+    """
+    if constants["TILE"] != constants["SEGMENT_KEYS"]:
+        return False
+    is_narrow = constants["HEAD_DIM"] <= _NARROW_HEAD
+    return num_warps >= SEGMENT_WARPS or (is_narrow and not is_single)
 
 
 def segment_constants(
@@ -335,7 +353,9 @@ def segment_constants(
     """
     segment = attention_segment(head_dim) if segment is None else segment
     group = num_heads // num_kv_heads
-    is_narrow = head_dim <= 64 and width >= ROW_TILE_ROWS  # the new keys of a verify take registers
+    is_narrow = (
+        head_dim <= _NARROW_HEAD and width >= ROW_TILE_ROWS
+    )  # the new keys of a verify take registers
     packed = _MOST_PACKED if is_narrow else _MOST_PACKED // 2
     packed = packed if element_bytes == 2 else _MOST_PACKED // 4
     part_rows = min(width, max(1, packed // group))

@@ -107,13 +107,13 @@ def attend_segment(
     k_pool_ptr, v_pool_ptr, table_row, begin, end, least_key, first_new_key, limits, first_keys,
     kv_head, scale_log2, q_norm_ptr, k_norm_ptr, norm_eps,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr,
-    WHOLE: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
+    EARLY: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_HALF: tl.constexpr, BLOCK_P: tl.constexpr, FUSED: tl.constexpr, NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Run the online softmax over begin..end: maximum, total, values of each row, its query.
 
-    Where one step holds a segment (WHOLE), its older keys are on their way before the wait.
+    EARLY, where one step holds a segment: its older keys are on their way before the wait.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     k_low = tl.zeros((BLOCK_HALF, TILE), dtype=k_pool_ptr.dtype.element_ty)
@@ -122,7 +122,7 @@ def attend_segment(
     keys = begin + tl.arange(0, TILE)
     is_key = (keys < end) & (keys >= least_key)
     places = key_places(table_row, keys, is_key, kv_head, KV_HEADS, KV_BLOCK_SIZE)
-    if WHOLE:
+    if EARLY:
         k_low, k_high, v = load_keys(
             k_pool_ptr, v_pool_ptr, places, is_key & (keys < first_new_key), k_low, k_high, v,
             HEAD_DIM, BLOCK_HALF, BLOCK_P,
@@ -165,7 +165,7 @@ def attend_segment(
         q_low = rotate_low(first, second, q_cos, q_sin).to(q_low.dtype)
         q_high = rotate_high(first, second, q_cos, q_sin).to(q_high.dtype)
         tl.debug_barrier()  # the program reads back the keys that its threads stored
-    if WHOLE:
+    if EARLY:
         if FUSED:
             k_low, k_high, v = load_keys(
                 k_pool_ptr, v_pool_ptr, places, is_key & (keys >= first_new_key), k_low, k_high, v,
