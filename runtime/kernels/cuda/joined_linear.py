@@ -1,4 +1,4 @@
-"""Product of two normed rows side by side on CUDA: one kernel, halves of K in one loop or two.
+"""Product of two normed rows side by side on CUDA: one kernel, halves of K one after the other.
 
 Legend: M rows, D width of a half, N output features.
 """
@@ -15,98 +15,37 @@ from runtime.kernels.cuda.device import (
     inner_contiguous,
     overlap_options,
 )
-from runtime.kernels.cuda.normed_rows import add_squares, row_scale, weigh
+from runtime.kernels.cuda.linear import gemm_steps
+from runtime.kernels.cuda.normed_rows import row_scale, sum_normed_rows
 from runtime.kernels.cuda.products import LINE_ELEMENTS, PREFETCH_FEATURES, prefetch_lines
 from runtime.kernels.fused_table import FusedConfig, fitting_stages, fused_config
-from runtime.kernels.gemm_table import BLOCK_M_CHOICES, block_m_for
+from runtime.kernels.gemm_table import block_m_for
 from runtime.kernels.joined_linear import RowHalf
 
-_DEEP_BYTES = 131_072  # of a multiprocessor's shared memory for loads ahead, where rows are few
-_SPREAD_PROGRAMS = 128  # that have a multiprocessor each
-
 
 @triton.jit
-def _add_step(
-    acc, squares, x_rows, norm_ptr, w_rows, ks, is_row, is_column, is_k, NORMED: tl.constexpr
-):
-    """Add a step of a half to its sums and, NORMED, to those of its rows' squares."""
-    x = tl.load(x_rows + ks[None, :], mask=is_row & is_k[None, :], other=0.0)
-    w = tl.load(w_rows + ks[:, None], mask=is_column & is_k[:, None], other=0.0)
-    if NORMED:
-        norm = tl.load(norm_ptr + ks, mask=is_k, other=0.0)
-        squares = add_squares(squares, x)
-        x = weigh(x, norm[None, :])
-    return tl.dot(x, w, acc, input_precision="ieee"), squares
-
-
-@triton.jit
-def _sum_half(
-    x_rows, norm_ptr, w_rows, is_row, is_column,
-    WIDTH: tl.constexpr, NORMED: tl.constexpr, STAGES: tl.constexpr,
+def _half_product(
+    x_ptr, ids_ptr, norm_ptr, w_rows, rows, is_row, is_column, eps, mean_factor, stride_xm,
+    WIDTH: tl.constexpr, GATHERED: tl.constexpr, NORMED: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum a half of rows [BLOCK_M, 1] and columns [1, BLOCK_N] that pointers name.
-
-    Returns the sums in the order of `gemm_steps`, and those of the rows' squares.
-    """
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
-    for k in tl.range(0, WIDTH, BLOCK_K, num_stages=STAGES):
-        ks = k + tl.arange(0, BLOCK_K)
-        acc, squares = _add_step(
-            acc, squares, x_rows, norm_ptr, w_rows, ks, is_row, is_column, ks < WIDTH, NORMED
-        )  # fmt: skip
-    return acc, squares
-
-
-@triton.jit
-def _sum_halves(
-    first_rows, first_norm_ptr, second_rows, second_norm_ptr, w_rows, is_row, is_column,
-    WIDTH: tl.constexpr, FIRST_NORMED: tl.constexpr, SECOND_NORMED: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Sum both halves as `_sum_half` does, in one loop: neither waits for the other.
-
-    The one that may have to look its rows up comes second.
-    """
-    first = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    second = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    first_squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
-    second_squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
-    for k in tl.range(0, WIDTH, BLOCK_K, num_stages=STAGES):
-        ks = k + tl.arange(0, BLOCK_K)
-        is_k = ks < WIDTH
-        second, second_squares = _add_step(
-            second, second_squares, second_rows, second_norm_ptr, w_rows + WIDTH, ks,
-            is_row, is_column, is_k, SECOND_NORMED,
-        )  # fmt: skip
-        first, first_squares = _add_step(
-            first, first_squares, first_rows, first_norm_ptr, w_rows, ks,
-            is_row, is_column, is_k, FIRST_NORMED,
-        )  # fmt: skip
-    return first, first_squares, second, second_squares
-
-
-@triton.jit
-def _scale(
-    squares, eps, mean_factor,
-    NORMED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Return the rows' scales for each column; ones unless NORMED."""
-    if NORMED:
-        scale = row_scale(squares, eps, mean_factor, BLOCK_M, BLOCK_K)
-    else:
-        scale = tl.full((BLOCK_M,), 1.0, tl.float32)
-    return tl.broadcast_to(scale[:, None], (BLOCK_M, BLOCK_N))
-
-
-@triton.jit
-def _rows_at(x_ptr, ids_ptr, rows, is_row, stride_xm, GATHERED: tl.constexpr):
-    """Return pointers [BLOCK_M, 1] to rows, or to those that ids name."""
+    """Return a half's sums and, NORMED, the rows' scales (else ones)."""
     sources = rows
     if GATHERED:
         sources = tl.load(ids_ptr + rows, mask=is_row, other=0)
-    return (x_ptr + sources * stride_xm)[:, None]
+    x_rows = (x_ptr + sources * stride_xm)[:, None]
+    if NORMED:
+        acc, squares = sum_normed_rows(
+            x_rows, norm_ptr, w_rows, is_row[:, None], is_column, WIDTH, STAGES,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        scale = row_scale(squares, eps, mean_factor, BLOCK_M, BLOCK_K)
+    else:
+        acc = gemm_steps(
+            x_rows, w_rows, is_row[:, None], is_column, 0, WIDTH, BLOCK_M, BLOCK_N, BLOCK_K
+        )
+        scale = tl.full((BLOCK_M,), 1.0, tl.float32)
+    return acc, tl.broadcast_to(scale[:, None], (BLOCK_M, BLOCK_N))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -118,7 +57,7 @@ def joined_linear_kernel(
     FIRST_GATHERED: tl.constexpr, FIRST_NORMED: tl.constexpr,
     SECOND_GATHERED: tl.constexpr, SECOND_NORMED: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    TOGETHER: tl.constexpr, PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of the product: each half's sums times its rows' scales, the bias, one rounding."""
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -134,36 +73,19 @@ def joined_linear_kernel(
                 prefetch_lines(near + lines[:, None])
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    second_rows = _rows_at(
-        second_ptr, second_ids_ptr, rows, is_row, stride_second, SECOND_GATHERED
+    y, scale = _half_product(
+        first_ptr, first_ids_ptr, first_norm_ptr, w_rows, rows, is_row, is_column,
+        first_eps, mean_factor, stride_first,
+        WIDTH, FIRST_GATHERED, FIRST_NORMED, STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    first_rows = _rows_at(first_ptr, first_ids_ptr, rows, is_row, stride_first, FIRST_GATHERED)
-    if TOGETHER:
-        first, first_squares, second, second_squares = _sum_halves(
-            first_rows, first_norm_ptr, second_rows, second_norm_ptr, w_rows, is_row[:, None],
-            is_column, WIDTH, FIRST_NORMED, SECOND_NORMED, STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-    else:
-        first, first_squares = _sum_half(
-            first_rows, first_norm_ptr, w_rows, is_row[:, None], is_column,
-            WIDTH, FIRST_NORMED, STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
     # A product with a rounding of its own: what follows must not contract it.
-    y = tl.fma(
-        first,
-        _scale(first_squares, first_eps, mean_factor, FIRST_NORMED, BLOCK_M, BLOCK_N, BLOCK_K),
-        tl.zeros_like(first),
-    )
-    if not TOGETHER:
-        second, second_squares = _sum_half(
-            second_rows, second_norm_ptr, w_rows + WIDTH, is_row[:, None], is_column,
-            WIDTH, SECOND_NORMED, STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-    y = tl.fma(
-        second,
-        _scale(second_squares, second_eps, mean_factor, SECOND_NORMED, BLOCK_M, BLOCK_N, BLOCK_K),
-        y,
-    )
+    y = tl.fma(y, scale, tl.zeros_like(y))
+    acc, scale = _half_product(
+        second_ptr, second_ids_ptr, second_norm_ptr, w_rows + WIDTH, rows, is_row, is_column,
+        second_eps, mean_factor, stride_second,
+        WIDTH, SECOND_GATHERED, SECOND_NORMED, STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    y = tl.fma(acc, scale, y)
     if HAS_BIAS:
         y = y + tl.load(bias_ptr + columns[None, :], mask=is_column, other=0.0).to(tl.float32)
     out = out_ptr + rows[:, None] * COLUMNS + columns[None, :]
@@ -253,28 +175,7 @@ def joined_constants(
         "BLOCK_M": block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "STAGES": _stages(num_columns, width, config, block_m, element_bytes),
-        "TOGETHER": _is_together(block_m),
+        "STAGES": fitting_stages(config, block_m, element_bytes),
         "PREFETCH": whole_steps if can_prefetch else 0,
         "OVERLAP": is_overlapping,
     }
-
-
-def _stages(
-    num_columns: int, width: int, config: FusedConfig, block_m: int, element_bytes: int
-) -> int:
-    """Return the depth of the pipeline; bits do not depend on it.
-
-    Programs of few rows are few, and their one loop lasts as long as its loads: they ask for as
-    much ahead as fits, best for all of K. One stage is consumed while the others are on their way.
-    """
-    if not _is_together(block_m):
-        return fitting_stages(config, block_m, element_bytes)
-    sharing = ceil_div(ceil_div(num_columns, config.block_n), _SPREAD_PROGRAMS)
-    step_bytes = 2 * (config.block_n + block_m) * config.block_k * element_bytes
-    return 1 + max(2, min(ceil_div(width, config.block_k), _DEEP_BYTES // sharing // step_bytes))
-
-
-def _is_together(block_m: int) -> bool:
-    """Whether a program sums both halves in one loop: more rows have no registers for it."""
-    return block_m == BLOCK_M_CHOICES[0]

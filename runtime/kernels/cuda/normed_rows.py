@@ -44,6 +44,29 @@ def add_squares(squares, x):
     return tl.fma(value, value, squares)
 
 
+@triton.jit
+def sum_normed_rows(
+    x_rows, norm_ptr, w_rows, is_row, is_column, num_features, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sum the products of weighted rows [BLOCK_M, 1] and columns [1, BLOCK_N] that pointers name.
+
+    Returns the sums in the order of `gemm_steps`, and those of the rows' squares.
+    """
+    steps = tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
+    for k in tl.range(0, num_features, BLOCK_K, num_stages=STAGES):
+        ks = k + steps
+        is_k = ks < num_features
+        x = tl.load(x_rows + ks[None, :], mask=is_row & is_k[None, :], other=0.0)
+        norm = tl.load(norm_ptr + ks, mask=is_k, other=0.0)
+        w = tl.load(w_rows + ks[:, None], mask=is_column & is_k[:, None], other=0.0)
+        squares = add_squares(squares, x)
+        acc = tl.dot(weigh(x, norm[None, :]), w, acc, input_precision="ieee")
+    return acc, squares
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def row_scales_kernel(
     squares_ptr, scale_ptr, eps, num_rows,
