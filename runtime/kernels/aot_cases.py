@@ -163,15 +163,6 @@ def _gemm_cases(model: ModelShapes, dtype: str, arch: int) -> Iterator[KernelCas
             reduce = {"SPLIT_K": config.split_k, "BLOCK": linear.REDUCE_BLOCK}
             flags = {"HAS_BIAS": model.has_bias, "OVERLAP": arch >= 90}
             yield _case(linear.reduce_parts_kernel, dtype, {**reduce, **flags})
-        if linear.sums_halves(*shape, config, BLOCK_M_CHOICES[0], element_bytes):
-            constants = linear.halves_constants(shape[1], config, BLOCK_M_CHOICES[0])
-            yield _case(
-                linear.linear_halves_kernel,
-                dtype,
-                {**constants, "HAS_BIAS": model.has_bias, "OVERLAP": arch >= 90},
-                num_warps=linear.HALVES_WARPS,
-                is_hot=True,
-            )
     for rows in model.head_rows:
         config = head_config(rows, model.hidden_size, element_bytes=element_bytes, arch=arch)
         yield from _linear_cases(config, dtype, "fp32", arch, is_scaled=True)

@@ -96,22 +96,6 @@ def test_float32_rows() -> None:
     assert_rows_independent(op, (x,), SOME_COUNTS, seed=3)
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_both_halves_of_k_in_a_program_have_the_bits_of_two(has_bias: bool) -> None:
-    from runtime.kernels.cuda.linear import launch_linear, sums_halves
-
-    x = adversarial(NUM_ROWS, 1728, seed=1, dtype=torch.bfloat16, device=DEVICE)
-    weight = adversarial(576, 1728, seed=2, dtype=torch.bfloat16, device=DEVICE)
-    bias = plain(576, seed=3, dtype=torch.bfloat16, device=DEVICE) if has_bias else None
-    config = gemm_config(576, 1728, element_bytes=2, arch=90)
-    assert sums_halves(576, 1728, config, 16, 2)
-    expected = launch_linear(x, weight, bias, config=config)
-    for count in (1, 5, 16):
-        for overlap in (False, True):
-            found = launch_linear(x[:count], weight, bias, config=config, overlap=overlap)
-            assert same_bits(found, expected[:count]), count
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_linear_is_close_to_its_twin(dtype: torch.dtype) -> None:
     x = adversarial(33, 1536, seed=1, dtype=dtype, device=DEVICE)

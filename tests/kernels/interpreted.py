@@ -84,21 +84,6 @@ def test_linear_rows(config: GemmConfig | None) -> None:
     assert_rows_independent(op, (x,), (2, 16, 17, 20), seed=3)
 
 
-@pytest.mark.parametrize(("features", "columns"), [(320, 24), (200, 40)])
-def test_both_halves_in_a_program_are_a_program_each_and_a_sum(features: int, columns: int) -> None:
-    config = GemmConfig(block_n=16, block_k=64, split_k=2)
-    x = adversarial(20, features, seed=1, dtype=torch.float16)
-    weight = adversarial(columns, features, seed=2, dtype=torch.float16)
-    bias = plain(columns, seed=3, dtype=torch.float16)
-    assert linear.sums_halves(columns, features, config, 16, 2)
-    assert not linear.sums_halves(columns, features, config, 32, 2)
-    for options in ({}, {"bias_N": bias}, {"out_dtype": torch.float32}):
-        launch = functools.partial(linear.launch_linear, weight_NK=weight, config=config, **options)
-        expected = launch(x)
-        for count in (1, 5, 16):
-            assert same_bits(launch(x[:count]), expected[:count])
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_head(dtype: torch.dtype) -> None:
     x = adversarial(19, 40, seed=1, dtype=dtype)

@@ -21,7 +21,6 @@ ARCH = 90
 RECORD = Path(__file__).parent / "compiled_cases.txt"
 PRODUCTS = (
     linear.linear_kernel,
-    linear.linear_halves_kernel,
     fused_linear.scaled_linear_kernel,
     fused_linear.residual_linear_kernel,
 )

@@ -15,19 +15,9 @@ from runtime.kernels.cuda.device import (
     inner_contiguous,
     overlap_options,
 )
-from runtime.kernels.cuda.products import (
-    LINE_ELEMENTS,
-    PREFETCH_FEATURES,
-    prefetch_lines,
-    sum_products,
-)
-from runtime.kernels.fused_table import is_small_weight
 from runtime.kernels.gemm_table import BLOCK_M_CHOICES, GemmConfig, block_m_for, gemm_config
 
 _PARTIAL_BYTES = 1 << 28
-_DEEP_BYTES = 131_072  # of a program's shared memory for loads ahead, where all are few
-_LEAST_HALVES_STEP = 64  # elements of a line of memory
-HALVES_WARPS = 8
 REDUCE_BLOCK = 1024
 
 
@@ -131,38 +121,6 @@ def linear_kernel(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def linear_halves_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, num_rows, num_columns, stride_xm, stride_wn,
-    FEATURES: tl.constexpr, PART_FEATURES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One tile of both parts of K: what `linear_kernel` and `reduce_parts_kernel` make of two."""
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row = rows < num_rows
-    is_column = columns < num_columns
-    w_rows = w_ptr + columns.to(tl.int64)[None, :] * stride_wn
-    if OVERLAP:  # it may begin a forward: see IS_OVERLAPPING
-        near = w_ptr + tl.minimum(columns, num_columns - 1).to(tl.int64)[None, :] * stride_wn
-        for k in range(0, PREFETCH, BLOCK_K):
-            lines = k + tl.arange(0, BLOCK_K // LINE_ELEMENTS) * LINE_ELEMENTS
-            prefetch_lines(near + lines[:, None])
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    acc = sum_products(
-        x_ptr + rows.to(tl.int64)[:, None] * stride_xm, w_rows, (),
-        is_row[:, None], is_column[None, :],
-        FEATURES, BLOCK_M, BLOCK_N, BLOCK_K, 2, PART_FEATURES, STAGES, False, False,
-    )  # fmt: skip
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
-        acc = acc + bias[None, :]
-    out = out_ptr + rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
-
-
-@triton.jit(do_not_specialize=["num_rows"])
 def reduce_parts_kernel(
     partial_ptr,
     bias_ptr,
@@ -246,23 +204,6 @@ def _launch_rows(
     is_split = config.split_k > 1
     assert scale_M is None or not (is_split or bias_N is not None), "heads have one part, no bias"
     is_overlapping, options = overlap_options(x_MK.device, overlap)
-    if sums_halves(num_columns, num_features, config, block_m, x_MK.element_size()):
-        linear_halves_kernel[(ceil_div(num_rows, block_m), ceil_div(num_columns, config.block_n))](
-            x_MK,
-            weight_NK,
-            bias_N if bias_N is not None else weight_NK,
-            out_MN,
-            num_rows,
-            num_columns,
-            x_MK.stride(0),
-            weight_NK.stride(0),
-            HAS_BIAS=bias_N is not None,
-            **halves_constants(num_features, config, block_m),
-            OVERLAP=is_overlapping,
-            num_warps=HALVES_WARPS,
-            **options,
-        )
-        return
     target = out_MN
     if is_split:
         shape = (config.split_k, num_rows, num_columns)
@@ -305,38 +246,6 @@ def _launch_rows(
             num_warps=4,
             **options,
         )
-
-
-def sums_halves(
-    num_columns: int, num_features: int, config: GemmConfig, block_m: int, element_bytes: int
-) -> bool:
-    """Whether a program sums two parts of K, each with warps of its own; bits do not depend on it.
-
-    A small weight and few rows: then a program for each part fills no idle multiprocessor that is
-    worth the launch which adds them.
-    """
-    return (
-        config.split_k == 2
-        and block_m == BLOCK_M_CHOICES[0]
-        and element_bytes == 2
-        and config.block_k >= _LEAST_HALVES_STEP
-        and is_small_weight(num_columns, num_features)
-    )
-
-
-def halves_constants(num_features: int, config: GemmConfig, block_m: int) -> dict[str, int]:
-    """Return the compile-time arguments of `linear_halves_kernel`, of weights of two bytes."""
-    part = split_features(num_features, config)
-    step_bytes = 2 * (config.block_n + block_m) * config.block_k * 2
-    return {
-        "FEATURES": num_features,
-        "PART_FEATURES": part,
-        "BLOCK_M": block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "STAGES": 1 + max(2, min(part // config.block_k, _DEEP_BYTES // step_bytes)),
-        "PREFETCH": min(num_features, PREFETCH_FEATURES) // config.block_k * config.block_k,
-    }
 
 
 def split_features(num_features: int, config: GemmConfig) -> int:
