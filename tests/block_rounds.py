@@ -20,6 +20,8 @@ from tests.fake_graph import contiguous_batches
 
 BLOCK = 4
 BLOCKS_EACH = 8
+NUM_PADDING = 1
+"""Requests of a round on the device that are padding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,20 +109,15 @@ def drafted_eagerly(model: BlockModel, views: Sequence[RequestView]) -> Drafted:
     )
 
 
-def drafted_in_a_round(
-    model: BlockModel, views: Sequence[RequestView], *, num_padding: int = 1
-) -> Drafted:
+def drafted_in_a_round(model: BlockModel, views: Sequence[RequestView]) -> Drafted:
     """Draft with `draft_round`, beside requests that are padding."""
-    proposer = observed(model, views)
-    state, most = round_state(model, views, num_padding), model.max_drafts
-    kind = round_kind([view.params for view in views])
+    proposer, state = observed(model, views), round_state(model, views)
     shape = RoundShape(
-        batch=len(views) + num_padding,
+        batch=len(views) + NUM_PADDING,
         num_drafts=max(view.num_drafts for view in views),
         context=BLOCK * BLOCKS_EACH,
-        kind=kind,
+        kind=round_kind([view.params for view in views]),
     )
-    assert shape.num_drafts <= most
     requests = state.requests(shape)
     with contiguous_batches():
         proposer.draft_round(requests)
@@ -136,11 +133,11 @@ def drafted_in_a_round(
     )
 
 
-def round_state(model: BlockModel, views: Sequence[RequestView], num_padding: int) -> RoundState:
+def round_state(model: BlockModel, views: Sequence[RequestView]) -> RoundState:
     """Return the state of the rounds of these requests and padding."""
     state = RoundState(
         num_slots=len(views),
-        max_batch=len(views) + num_padding,
+        max_batch=len(views) + NUM_PADDING,
         max_drafts=model.max_drafts,
         max_length=BLOCK * BLOCKS_EACH,
         kv_block_size=BLOCK,

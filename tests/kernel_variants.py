@@ -43,19 +43,30 @@ class Variants:
 
     Attributes:
         seen: so far.
+        num_launches: so far, each time that a variant was launched.
     """
 
     def __init__(self) -> None:
         self.seen: set[Variant] = set()
+        self.num_launches = 0
         self._is_on_device = False
         self._is_captured = False
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note what is launched."""
+        """Note what is launched, by functions that choose a kernel, too: they do both."""
+        with self.launches_noted(), pytest.MonkeyPatch.context() as patch:
+            for module, name, function in _choosing():
+                patch.setattr(module, name, self._doing_both(function))
+            yield
+
+    @contextmanager
+    def launches_noted(self) -> Iterator[None]:
+        """Note what is launched within `launching`."""
 
         def note(kernel: JITFunction[Any], *args: Any, grid: object, **given: Any) -> None:
             del given["warmup"]
+            self.num_launches += 1
             self.seen.add((kernel.__name__, _variant(kernel, args, given)))
 
         with pytest.MonkeyPatch.context() as patch:
@@ -67,8 +78,6 @@ class Variants:
             patch.setattr(device, "device_arch", lambda _: _H200.arch)
             for module, name in _names_of(device.overlap_options):
                 patch.setattr(module, name, _options_on_device)
-            for module, name, function in _choosing():
-                patch.setattr(module, name, self._doing_both(function))
             yield
 
     @contextmanager

@@ -1,11 +1,14 @@
 """Counts the kernels that a round would launch on a GPU, from a run of it on a CPU.
 
 Every op of `runtime.kernels` counts as what its launcher launches, and every library operation
-around them that makes or changes numbers counts as one.
+around them that makes or changes numbers counts as one. Where triton is installed, each call of an
+op is launched, too, with nothing run, and must launch as many kernels as are told here: those of
+the library that a launcher calls, such as copies of rows that lie apart, are among them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +47,14 @@ def _joint_heads(*args: Any, **kwargs: Any) -> int:
     return 2 + (named.num_named > 0) + _head_entry(x_MD, None, *norm, **kwargs)
 
 
+def _new_rows(*args: Any, norms: object = None, **kwargs: Any) -> int:
+    """Rows of a prefill are rotated, stored and read by a kernel each."""
+    is_dense = args[4].rows_per_request is not None
+    return 1 if is_dense else 3 + 2 * (norms is not None)
+
+
 _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
+    kernels.attend_new_rows: _new_rows,
     kernels.head_argmax: lambda *args, **kwargs: 2 + _head_entry(*args, **kwargs),
     kernels.joint_head_argmax: _joint_heads,
     kernels.corrected_argmax: lambda *args, **kwargs: 2,
@@ -55,7 +65,6 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
         (
             kernels.accept,
             kernels.apply_rope,
-            kernels.attend_new_rows,
             kernels.embed,
             kernels.embed_stream,
             kernels.enter_stream,
@@ -83,10 +92,7 @@ _COUNTS: Mapping[Callable[..., Any], Callable[..., int]] = {
         lambda *args, **kwargs: 1,
     ),
 }
-"""Kernels that a call launches, at the sizes that tests have: `linear` has one part of K there.
-
-`attend_new_rows` is one kernel for rows of a round; those of a prefill take some more.
-"""
+"""Kernels that a call launches, at the sizes that tests have: `linear` has one part of K there."""
 
 
 class _Library(TorchDispatchMode):
@@ -113,6 +119,26 @@ def _is_view(name: str, made: Any, args: Any) -> bool:
 
 
 @contextmanager
+def _launches() -> Iterator[Callable[..., int | None]]:
+    """Yield what launches an op and returns how many kernels that takes; None without triton."""
+    if importlib.util.find_spec("triton") is None:
+        yield lambda *args, **kwargs: None
+        return
+    from tests.kernel_variants import Variants
+
+    variants = Variants()
+
+    def launched(op: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+        before, copies = variants.num_launches, Counter[str]()
+        with variants.launching(), _Library(copies):
+            op(*args, **kwargs)
+        return variants.num_launches - before + copies.total()
+
+    with variants.launches_noted():
+        yield launched
+
+
+@contextmanager
 def counted_launches() -> Iterator[Counter[str]]:
     """Count by name what runs within; ops inside ops do not count."""
     counts: Counter[str] = Counter()
@@ -122,16 +148,19 @@ def counted_launches() -> Iterator[Counter[str]]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if library.is_inside:
                 return op(*args, **kwargs)
-            counts[op.__name__] += _COUNTS[op](*args, **kwargs)
+            told = _COUNTS[op](*args, **kwargs)
             library.is_inside = True
             try:
+                launched = launches_of(op, *args, **kwargs)
+                assert launched in (None, told), f"{op.__name__} launches {launched}, not {told}"
+                counts[op.__name__] += told
                 return op(*args, **kwargs)
             finally:
                 library.is_inside = False
 
         return run
 
-    with pytest.MonkeyPatch.context() as patch:
+    with _launches() as launches_of, pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] != "runtime":
                 continue

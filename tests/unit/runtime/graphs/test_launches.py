@@ -164,5 +164,6 @@ def test_a_prefill_is_its_layers_and_few_others(world: World) -> None:
         round_.run_prefill(shape)
     layer = Counter(LAYER) - Counter(scaled_linear=1) + Counter(joined_linear=1)
     assert launches == Counter(LAYER * NUM_TARGET_LAYERS) + layer + Counter(
-        place_prompts=1, embed_stream=2, linear=1, keep_rows=1, index_copy_=1, copy_=1, **HEAD,
+        place_prompts=1, embed_stream=2, linear=1, keep_rows=1, index_copy_=1, copy_=1,
+        attend_new_rows=2 * (NUM_TARGET_LAYERS + 1), **HEAD,  # three for each layer
     )  # fmt: skip

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.models import BlockModel
 from runtime.spec import block_round
 from runtime.spec.types import SamplingParams
-from tests.block_rounds import assert_drafted_alike, model_of, views_of
+from tests.block_rounds import NUM_PADDING, assert_drafted_alike, model_of, views_of
 from tests.engine_harness import World
 from tests.tiny_block import BlockCase, make_block_world
 
@@ -64,11 +65,20 @@ def test_a_round_drafts_what_the_eager_path_does(world: World, confidence: str, 
 
 def test_logits_of_some_slots_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the logits of all slots are too many, products of fewer slots give the same."""
-    model = model_of(world, "own")
-    for count in (1, 2, 3):
-        size = 4 * 5 * model.draft_to_target_R.shape[0]
+    model, num_rows, product = model_of(world, "own"), [], BlockModel.base_logits
+    num_requests = 4 + NUM_PADDING
+
+    def noted(self: BlockModel, hidden_MH: torch.Tensor) -> torch.Tensor:
+        num_rows.append(hidden_MH.shape[0])
+        return product(self, hidden_MH)
+
+    monkeypatch.setattr(BlockModel, "base_logits", noted)
+    for count, slots in ((1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1])):
+        size = 4 * num_requests * model.draft_to_target_R.shape[0]
         monkeypatch.setattr(block_round, "_LOGITS_BYTES", count * size)
+        num_rows.clear()
         assert_drafted_alike(model, views_of(PARAMS["mixed"], (4, 4, 4, 4)))
+        assert num_rows[-len(slots) :] == [num_requests * number for number in slots]
 
 
 def test_a_round_is_the_same_alone_and_among_others(world: World) -> None:
