@@ -247,23 +247,21 @@ class RoundRequests:
             arrivals_X=self.arrivals_X,
         )
 
-    def batch(self, ids_target_BC: torch.Tensor, *, first: int = 0) -> PreparedBatch:
-        """Return C rows of each request at consecutive positions, request by request.
+    def batch(self, ids_target_BC: torch.Tensor) -> PreparedBatch:
+        """Return C rows of each request from the newest token on, request by request.
 
         Args:
-            ids_target_BC: int64.
-            first: where the first row is, counted from the newest token; first + C is W at most.
+            ids_target_BC: int64; C is W at most.
 
         Sync: none; the rows of a padding request write to block 0.
         """
         count = ids_target_BC.shape[1]
-        assert first + count <= self.positions_BW.shape[1], "a round has W positions"
-        columns = slice(first, first + count)
+        assert count <= self.positions_BW.shape[1], "a round has W positions"
         return PreparedBatch(
             ids_target_N=packed(ids_target_BC),
-            positions_N=packed(self.positions_BW[:, columns]),
-            slots_N=packed(self.kv_slots_BW[:, columns]),
-            row_request_N=packed(self.row_request_BW[:, columns]),
+            positions_N=packed(self.positions_BW[:, :count]),
+            slots_N=packed(self.kv_slots_BW[:, :count]),
+            row_request_N=packed(self.row_request_BW[:, :count]),
             block_tables_BT=self.block_tables_BT,
             max_length=self.max_length,
             rows_per_request=count,

@@ -34,6 +34,7 @@ from runtime.models.layers import DecoderLayer
 
 _SAMPLES = 5
 _SEGMENTS = (64, 128, 256, 512, 1024)
+"""Keys of a segment that are tried beside the pinned ones."""
 
 Choice = FusedConfig | Literal["library", "pinned"]
 Product = tuple[FusedOp, int, int]
@@ -125,8 +126,7 @@ def tune_products(models: LoadedModels, num_rows: int) -> FreeChoices:
         }
         times = sample(steps, lambda: None, _SAMPLES, target.device)
         products[product] = min(times, key=lambda choice: sorted(times[choice])[_SAMPLES // 2])
-    segment = attention_segment(target.layers[0].attention.head_dim)
-    return FreeChoices(num_rows=num_rows, products=products, segment=segment)
+    return FreeChoices(num_rows=num_rows, products=products, segment=_pinned_segment(target))
 
 
 def choose_kernels(models: LoadedModels, config: RuntimeConfig, place: StepPlace) -> FreeChoices:
@@ -141,7 +141,7 @@ def choose_kernels(models: LoadedModels, config: RuntimeConfig, place: StepPlace
     if models.target.device.type != "cuda":
         return found
     times = {}
-    for segment in _SEGMENTS:
+    for segment in sorted({*_SEGMENTS, _pinned_segment(models.target)}):
         tried = replace(found, segment=segment)
         (record,) = measure_steps(free_models(models, tried), config, place, name="contract-off")
         times[segment] = statistics.median(record.samples_s)
@@ -157,6 +157,10 @@ def described(choices: FreeChoices) -> dict[str, str]:
             tile = f"tile {choice.block_n} x {choice.block_k}, {choice.num_warps} warps"
         found[f"{op} {columns} x {features}"] = str(tile)
     return found | {"attention": f"segments of {choices.segment} keys"}
+
+
+def _pinned_segment(target: TargetModel) -> int:
+    return attention_segment(target.layers[0].attention.head_dim)
 
 
 def _products(layer: DecoderLayer) -> Iterator[Product]:

@@ -109,7 +109,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Args:
         command: as typed.
-        gemm_table: digest of the pinned tiles of dense products on CUDA.
+        gemm_table: digest of the pinned tiles of products on CUDA and of attention's segments.
         sources: package of the runtime -> digest of its source files.
         sources_digest: of all of these.
         started: UTC, ISO 8601.
