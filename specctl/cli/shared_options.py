@@ -252,7 +252,11 @@ Seed = Annotated[int, typer.Option("--seed", help="Noise of a temperature above 
 
 
 def check_filters(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    """Refuse filters of a draw where nothing is drawn."""
+    """Refuse filters of a draw where nothing is drawn, and those that no request may have."""
+    if not 0 < top_p <= 1:  # option ranges are closed, and a NaN is in all of them
+        raise typer.BadParameter(f"{top_p} is not above 0 and at most 1", param_hint="--top-p")
+    if not 0 <= min_p <= 1:
+        raise typer.BadParameter(f"{min_p} is not 0 to 1", param_hint="--min-p")
     if temperature == 0 and (top_k > 0 or top_p < 1 or min_p > 0):
         raise typer.BadParameter(
             "the likeliest token is taken at temperature 0: give --temperature, too",

@@ -66,6 +66,16 @@ def test_filters_without_a_temperature_are_refused(
     assert "--temperature" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["generate", "m.yaml", "a"], ["bench", "m.yaml"]])
+@pytest.mark.parametrize("filters", [["--top-p", "0"], ["--top-p", "nan"], ["--min-p", "nan"]])
+def test_filters_that_no_request_may_have_are_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], command: list[str], filters: list[str]
+) -> None:
+    prompts = [] if command[0] == "generate" else ["--prompts", "p.json"]
+    assert run([*command, *prompts, *filters, "--temperature", "1"]) == 2
+    assert filters[0] in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["generate", "bench"])
 def test_a_limit_of_other_processes_has_no_effect_in_one(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -110,6 +110,7 @@ def _halves_when_there_are_more_rows(
     *,
     residual_MD: torch.Tensor,
     norm_D: torch.Tensor,
+    out_MD: torch.Tensor | None = None,
 ) -> Stream:
     """Split K by the row count and keep partial sums in bfloat16.
 
@@ -121,7 +122,8 @@ def _halves_when_there_are_more_rows(
         ((x @ w.t()).bfloat16().float() for x, w in parts),
         start=torch.zeros_like(residual_MD) if bias_D is None else bias_D,
     )
-    return enter_stream(total_MD + residual_MD, norm_D)
+    stream_MD = total_MD + residual_MD
+    return enter_stream(stream_MD if out_MD is None else out_MD.copy_(stream_MD), norm_D)
 
 
 def test_what_is_counted() -> None:
