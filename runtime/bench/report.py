@@ -253,6 +253,8 @@ class GenerateReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         accept_length: None without a round.
         comparison: the run without a draft, when one was asked for.
         first_divergence: position of the first output token that differs; None: none does.
+        claims_equality: whether the comparison must be equal; rejection mode keeps the law of
+            sampled answers, not their tokens.
     """
 
     proposer: str
@@ -263,6 +265,7 @@ class GenerateReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     speed: Speed
     comparison: Speed | None
     first_divergence: int | None
+    claims_equality: bool = True
 
 
 def bench_json_schema() -> dict[str, Any]:

@@ -69,6 +69,7 @@ def _answer(
         speed=speed,
         comparison=comparison,
         first_divergence=first,
+        claims_equality=llm.config.verification != "rejection" or options.temperature == 0,
     )
 
 

@@ -43,7 +43,7 @@ def _point_lines(report: BenchReport, point: Point) -> list[str]:
             f"accept length {point.accept_length:.3f} ({point.accept_length - 1:.3f} without the "
             f"bonus token); accepted at position: {rates}"
         )
-    lines += _equality_lines(point)
+    lines += _equality_lines(report, point)
     if point.speedup is not None and point.speedup_range is not None:
         low, high = point.speedup_range.min, point.speedup_range.max
         lines.append(f"speedup {point.speedup:.2f} ({low:.2f} to {high:.2f} over pairs of runs)")
@@ -108,8 +108,11 @@ def _step_lines(report: BenchReport, point: Point) -> list[str]:
     return lines
 
 
-def _equality_lines(point: Point) -> list[str]:
-    lines = []
+def _equality_lines(report: BenchReport, point: Point) -> list[str]:
+    settings, lines = report.settings, []
+    is_law_only = settings.verification == "rejection" and settings.temperature > 0
+    if is_law_only and point.accept_length is not None:
+        lines.append("identical: not claimed, rejection mode keeps the distribution of answers")
     if point.repeat is not None and point.repeat.equal != point.repeat.total:
         lines.append(_equality("target-only does not repeat itself: equal", point.repeat))
     if point.identical is not None:

@@ -145,6 +145,14 @@ Proposer = Annotated[
         "--proposer", help="eagle, eagle3, peagle, mtp, dflash, dflash2, dspark, ngram or none."
     ),
 ]
+BenchProposer = Annotated[
+    str | None,
+    typer.Option(
+        "--proposer",
+        help="eagle, eagle3, peagle, mtp, dflash, dflash2, dspark, ngram or none; or oracle: what "
+        "target-only answered.",
+    ),
+]
 MaxNgram = Annotated[
     int | None,
     typer.Option(

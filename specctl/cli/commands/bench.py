@@ -12,6 +12,7 @@ import typer
 from specctl.cli import output
 from specctl.cli.shared_options import (
     BatchBuckets,
+    BenchProposer,
     CostTable,
     Device,
     DraftTensorParallel,
@@ -28,7 +29,6 @@ from specctl.cli.shared_options import (
     NumSpeculativeTokens,
     PipelineParallel,
     PrefillBuckets,
-    Proposer,
     RankTimeout,
     Seed,
     StageLayers,
@@ -126,7 +126,10 @@ def bench(
     ] = False,
     accept_length: Annotated[
         float | None,
-        typer.Option("--accept-length", help="That the drafts of --proposer oracle aim at."),
+        typer.Option(
+            "--accept-length",
+            help="That the drafts of --proposer oracle aim at; default: none is wrong.",
+        ),
     ] = None,
     force_accept_length: Annotated[
         float | None,
@@ -156,7 +159,7 @@ def bench(
     num_speculative_tokens: NumSpeculativeTokens = None,
     length_mode: LengthModeOption = None,
     cost_table: CostTable = None,
-    proposer: Proposer = None,
+    proposer: BenchProposer = None,
     max_ngram: MaxNgram = None,
     pipeline_parallel: PipelineParallel = None,
     tensor_parallel: TensorParallel = None,

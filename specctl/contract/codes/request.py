@@ -242,6 +242,6 @@ CODES: tuple[Code, ...] = (
         why=(
             "A report on part of the runs, or on runs of two benchmarks, would look like any other."
         ),
-        fix="Name a directory that `specctl bench --output DIR` wrote to its end",
+        fix="Name a directory that `specctl bench --output DIR` wrote, with a point that ended",
     ),
 )

@@ -8,6 +8,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from runtime import main
@@ -102,6 +103,25 @@ def test_a_difference_is_reported() -> None:
         first_divergence=3,
     )
     assert summary(report)[-1] == "identical: no (first difference at output token 3)"
+    drawn = msgspec.structs.replace(report, claims_equality=False)
+    assert summary(drawn)[-1].startswith("identical: no (first difference at output token 3); not ")
+
+
+def test_rejection_mode_claims_no_equality_of_drawn_answers(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--device", "cpu", "--max-tokens", "8", "--verification", "rejection"]
+    drawn = ["--temperature", "1.0", "--seed", "3"]
+    answer = ["generate", str(tiny_pair), "hello", "--compare", *options]
+    assert run([*answer, *drawn]) == 0
+    assert "not claimed" in " ".join(capsys.readouterr().err.split())
+    assert run(answer) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "identical: yes" in said
+    assert "not claimed" not in said
+    bench = ["bench", str(tiny_pair), "--prompts", str(PROMPTS), "--limit", "1", *options]
+    assert run([*bench, "--step-samples", "0", "--repeats", "1", *drawn]) == 0
+    assert "identical: not claimed" in capsys.readouterr().out
 
 
 def test_bench_prints_a_table_or_json_and_writes_a_directory(
